@@ -1,0 +1,70 @@
+"""Low-precision forward GEMM: weights and activations are quantized as they enter it.
+
+One line of a recipe says the format; weight and activation can differ from it in any option, as in
+the 4-bitter recipe, whose weights have one FP32 scale a tensor and whose activations one a token:
+
+    forward_quantization: {format: nvfp4, outer_scale: row, weight: {outer_scale: tensor}}
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+from typing_extensions import override
+
+from callbacks.base import PrecisionCallback
+from lightning_qrl.formats import Format, get_format
+from lightning_qrl.precision import PrecisionPlan
+
+Options = Mapping[str, Any]
+
+
+class ForwardQuantization(PrecisionCallback):
+    """Quantizes both operands of the forward GEMM.
+
+    Args:
+        format: name of a number format.
+        where: a selector of layers, or several.
+        side: where it holds: in training, in sampling, or both.
+        weight: options in which the weight's format differs; ``format`` among them changes the format.
+        activation: the same for the activation.
+        options: the format's options.
+
+    Raises:
+        ValueError: there is no such format or option.
+    """
+
+    def __init__(
+        self,
+        format: str,
+        *,
+        where: str | list[str] = "linears",
+        side: Literal["train", "rollout", "both"] = "both",
+        weight: dict[str, Any] | None = None,
+        activation: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        self.where = [where] if isinstance(where, str) else where
+        if not self.where:
+            raise ValueError("where selects nothing; leave the callback out instead")
+        self.side = side
+        self.weight = _format(format, options, weight or {})
+        self.activation = _format(format, options, activation or {})
+
+    @override
+    def declare(self, plan: PrecisionPlan) -> None:
+        for where in self.where:
+            plan.quantize(
+                where,
+                by=self.handle,
+                side=self.side,
+                weight=self.weight,
+                activation=self.activation,
+            )
+
+
+def _format(name: str, options: Options, changes: Options) -> Format:
+    """The common format with some changes; another format starts from its own defaults."""
+    own = changes.get("format", name)
+    named = {key: value for key, value in changes.items() if key != "format"}
+    common = options if own == name else {}
+    return get_format(own, **{**common, **named})

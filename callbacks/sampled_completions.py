@@ -1,0 +1,65 @@
+"""Sampled completions: a few of them with their rewards, as a table in MLflow.
+
+A rising reward says little before one has read what is rewarded.
+"""
+
+from typing import Any
+from typing_extensions import override
+
+import lightning as L
+
+from lightning_qrl.errors import UserError
+from lightning_qrl.policy_module import PolicyModule
+
+
+class SampledCompletions(L.Callback):
+    """Logs the table ``completions.json``: step, prompt, completion, reward.
+
+    Args:
+        every_n_steps: optimizer steps between two looks.
+        count: completions a look.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+
+    def __init__(self, every_n_steps: int = 20, count: int = 8) -> None:
+        if every_n_steps < 1 or count < 1:
+            raise ValueError(
+                f"every_n_steps and count must be at least 1, got {every_n_steps} and {count}"
+            )
+        self.every_n_steps = every_n_steps
+        self.count = count
+        self._looked_at = 0
+
+    @override
+    def on_train_batch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        step = trainer.global_step
+        if step % self.every_n_steps or step == self._looked_at:
+            return
+        self._looked_at = step
+        if not isinstance(pl_module, PolicyModule):
+            raise UserError("sampled_completions: needs a PolicyModule")
+        stride = max(1, len(pl_module.samples) // self.count)
+        rows = pl_module.samples[::stride][: self.count]
+        log_table = getattr(trainer.logger, "log_table", None)
+        if log_table is None or not rows:
+            return
+        prompts, completions, rewards = zip(*rows, strict=True)
+        columns = {"prompt": prompts, "completion": completions, "reward": rewards}
+        log_table({"step": [step] * len(rows), **columns}, "completions.json")
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        return {"looked_at": self._looked_at}
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._looked_at = state_dict["looked_at"]

@@ -1,0 +1,1 @@
+"""Measurements: what low precision and staleness do to a policy."""

@@ -1,0 +1,66 @@
+"""Checking a mapping from a recipe against the signature that it is meant for.
+
+The constructor is the configuration: its parameters are the keys, its annotations the types, its
+defaults the defaults. There is no second schema that could disagree with it.
+"""
+
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, get_type_hints
+
+from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
+
+from lightning_qrl.plugins import nearest
+from lightning_qrl.recipe import Recipe
+
+LENIENT = ConfigDict(arbitrary_types_allowed=True)
+
+
+def parameters(target: Callable[..., Any], injected: Collection[str] = ()) -> list[str]:
+    """Names of the parameters that a recipe may set."""
+    signature = inspect.signature(target)
+    named = [p.name for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    return [name for name in named if name not in injected]
+
+
+def check_arguments(
+    recipe: Recipe,
+    path: str,
+    given: Mapping[str, Any],
+    target: Callable[..., Any],
+    injected: Collection[str] = (),
+) -> None:
+    """Check keys and types of the arguments that a recipe gives to a constructor.
+
+    Args:
+        recipe: named in the errors.
+        path: dotted key of ``given``.
+        given: the arguments.
+        target: the constructor.
+        injected: parameters that are not the recipe's to set.
+
+    Raises:
+        UserError: an unknown key (the nearest known is named), a missing one, or a wrong type.
+    """
+    known = parameters(target, injected)
+    signature = inspect.signature(target)
+    open_ended = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
+    hints = get_type_hints(target.__init__ if inspect.isclass(target) else target)  # type: ignore[misc]
+    for key, value in given.items():
+        if key in known:
+            _check_type(recipe, f"{path}.{key}", value, hints.get(key, Any))
+        elif not open_ended:
+            raise recipe.error(f"{path}.{key}", f"no such key; {nearest(key, known)}")
+    for key in known:
+        if signature.parameters[key].default is inspect.Parameter.empty and key not in given:
+            raise recipe.error(path, f"the key {key} is missing")
+
+
+def _check_type(recipe: Recipe, path: str, value: Any, hint: Any) -> None:
+    try:
+        TypeAdapter(hint, config=LENIENT).validate_python(value, strict=True)
+    except PydanticUserError:
+        return  # an annotation that is no data: the constructor judges it
+    except ValidationError as error:
+        expected = "; or ".join(dict.fromkeys(problem["msg"] for problem in error.errors()[:3]))
+        raise recipe.error(path, f"{expected}, got {value!r}") from None

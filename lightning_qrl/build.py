@@ -1,0 +1,203 @@
+"""From a recipe to the objects of a run: check every key, then construct.
+
+Constructors take plain keyword arguments, never the recipe. What they reject (`ValueError`) becomes
+one line that names the section.
+"""
+
+import importlib
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import lightning as L
+
+from lightning_qrl.arguments import check_arguments, parameters
+from lightning_qrl.data import RolloutData
+from lightning_qrl.errors import UserError
+from lightning_qrl.grpo import GRPOModule
+from lightning_qrl.optimizer import AdamWSettings
+from lightning_qrl.plugins import load_plugin, nearest, plugin_names
+from lightning_qrl.policy import Policy
+from lightning_qrl.policy_module import PolicyModule
+from lightning_qrl.recipe import Recipe
+from lightning_qrl.rollouts.base import RolloutEngine
+from lightning_qrl.supervised import Demonstrations, SupervisedModule
+from lightning_qrl.tasks.base import Task
+
+CALLBACKS = "callbacks"  # the package that a callback's key is looked up in
+FIXED_TRAINER = {  # what the framework needs to be as it is
+    "use_distributed_sampler": False,  # a rollout is already its rank's own
+    "reload_dataloaders_every_n_epochs": 1,  # an epoch is a rollout phase
+    "log_every_n_steps": 1,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "num_sanity_val_steps": 0,
+}
+NOT_THE_RECIPES = ("self", "logger", "callbacks", "default_root_dir", *FIXED_TRAINER)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Everything that a run is made of, built but not started.
+
+    Attributes:
+        module: the training module.
+        data: its data.
+        callbacks: by their keys in the recipe.
+        trainer_args: arguments of Lightning's Trainer, without logger and callbacks.
+    """
+
+    module: PolicyModule
+    data: L.LightningDataModule
+    callbacks: dict[str, L.Callback]
+    trainer_args: dict[str, Any]
+
+
+def build(recipe: Recipe) -> Run:
+    """Check a recipe to the last key and build the objects it describes; no weights are loaded.
+
+    Raises:
+        UserError: the recipe is wrong; one line that names file and key.
+    """
+    values = recipe.values
+    policy = _make(recipe, "policy", Policy, values.get("policy", {}))
+    task: Task = _make_named(recipe, "task", "lightning_qrl.tasks")
+    engine = _make_engine(recipe, policy)
+    settings = _make(recipe, "optimizer", AdamWSettings, values.get("optimizer", {}))
+    trainer_args = _trainer_args(recipe)
+    parts = {"policy": policy, "task": task, "engine": engine, "optimizer": settings}
+    methods = [key for key in ("grpo", "supervised") if key in values]
+    if len(methods) != 1:
+        raise UserError(f"recipe {recipe.name}: give one of the sections grpo and supervised")
+    make = _grpo if methods == ["grpo"] else _supervised
+    module, data = make(recipe, parts, trainer_args)
+    return Run(module, data, _make_callbacks(recipe), trainer_args)
+
+
+def _grpo(
+    recipe: Recipe, parts: dict[str, Any], trainer_args: Mapping[str, Any]
+) -> tuple[GRPOModule, RolloutData]:
+    given = recipe.values["grpo"]
+    for_data = {"prompts_per_rollout", "minibatches", "num_iterations"}
+    injected = (*parts, "seed")
+    known = {*parameters(GRPOModule, injected), *for_data}
+    for key in given:
+        if key not in known:
+            raise recipe.error(f"grpo.{key}", f"no such key; {nearest(key, sorted(known))}")
+    seed = {"seed": recipe.values.get("seed", 0)}
+    module_args = {k: v for k, v in given.items() if k not in for_data}
+    module = _make(recipe, "grpo", GRPOModule, module_args, parts | seed)
+    extra = {
+        "prompts": parts["task"].prompts("train"),
+        "group_size": module.group_size,
+        "micro_batches": trainer_args.get("accumulate_grad_batches", 1),
+    }
+    data_args = {k: v for k, v in given.items() if k in for_data}
+    return module, _make(recipe, "grpo", RolloutData, data_args, extra | seed)
+
+
+def _supervised(
+    recipe: Recipe, parts: dict[str, Any], trainer_args: Mapping[str, Any]
+) -> tuple[SupervisedModule, Demonstrations]:
+    seed = {"seed": recipe.values.get("seed", 0)}
+    module = SupervisedModule(**parts, **seed)
+    extra = {
+        "policy": parts["policy"],
+        "prompts": parts["task"].prompts("train"),
+        "max_steps": trainer_args["max_steps"],
+    }
+    given = recipe.values["supervised"]
+    return module, _make(recipe, "supervised", Demonstrations, given, extra | seed)
+
+
+def _make_engine(recipe: Recipe, policy: Policy) -> RolloutEngine:
+    ids = {"eos_id": policy.eos_id, "pad_id": policy.pad_id}
+    engine: RolloutEngine = _make_named(
+        recipe, "rollout", "lightning_qrl.rollouts", name_key="engine", extra=ids
+    )
+    return engine
+
+
+def _trainer_args(recipe: Recipe) -> dict[str, Any]:
+    given = dict(recipe.values.get("trainer", {}))
+    check_arguments(recipe, "trainer", given, L.Trainer, NOT_THE_RECIPES)
+    steps = given.get("max_steps")
+    if steps is None or steps < 1:
+        raise recipe.error("trainer.max_steps", f"give the number of optimizer steps, got {steps}")
+    return given | FIXED_TRAINER
+
+
+def _make_callbacks(recipe: Recipe) -> dict[str, L.Callback]:
+    made = {}
+    for key, given in recipe.values["callbacks"].items():
+        path = f"callbacks.{key}"
+        if not isinstance(given, dict):
+            raise recipe.error(path, f"expected a mapping, got {given!r}")
+        args = dict(given)
+        target = _callback_class(recipe, key, args.pop("_target_", None))
+        callback = _make(recipe, path, target, args)
+        if hasattr(callback, "handle"):
+            callback.handle = key
+        made[key] = callback
+    return made
+
+
+def _callback_class(recipe: Recipe, key: str, target: Any) -> type[L.Callback]:
+    if target is None:
+        if key not in plugin_names(CALLBACKS):
+            hint = nearest(key, plugin_names(CALLBACKS))
+            message = f"no such callback; {hint}; an outside one needs _target_: package.Class"
+            raise recipe.error(f"callbacks.{key}", message)
+        found: Any = load_plugin(CALLBACKS, key)
+    else:
+        found = _import(recipe, f"callbacks.{key}._target_", target)
+    if not (isinstance(found, type) and issubclass(found, L.Callback)):
+        raise recipe.error(f"callbacks.{key}", f"{target} is no Lightning callback")
+    return found
+
+
+def _import(recipe: Recipe, path: str, target: Any) -> Any:
+    module, _, name = str(target).rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError):
+        raise recipe.error(path, f"cannot import {target!r}") from None
+
+
+def _make_named(
+    recipe: Recipe,
+    section: str,
+    package: str,
+    *,
+    name_key: str = "name",
+    extra: Mapping[str, Any] | None = None,
+) -> Any:
+    """Build the plugin that a section names."""
+    given = dict(recipe.values.get(section, {}))
+    name = given.pop(name_key, None)
+    if not isinstance(name, str):
+        raise recipe.error(section, f"give {name_key}, one of {', '.join(plugin_names(package))}")
+    try:
+        target = load_plugin(package, name)
+    except ValueError as error:
+        raise recipe.error(f"{section}.{name_key}", str(error)) from None
+    return _make(recipe, section, target, given, extra or {})
+
+
+def _make(
+    recipe: Recipe,
+    path: str,
+    target: Callable[..., Any],
+    given: Mapping[str, Any],
+    extra: Mapping[str, Any] | None = None,
+) -> Any:
+    """Check arguments, then construct; what the constructor rejects names the section."""
+    extra = extra or {}
+    injected: Collection[str] = extra.keys()
+    check_arguments(recipe, path, given, target, injected)
+    try:
+        return target(**given, **extra)
+    except UserError:
+        raise
+    except ValueError as error:
+        raise recipe.error(path, str(error)) from None

@@ -1,0 +1,28 @@
+"""`qrl`: one command, one file. Parse, hand over, print; torch is imported only by what needs it."""
+
+import sys
+
+import typer
+
+from lightning_qrl.cli import fit, plan, recipes
+from lightning_qrl.errors import UserError
+
+app = typer.Typer(
+    name="qrl",
+    help="Reinforcement learning of language models in low precision.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("fit")(fit.fit)
+app.command("plan")(plan.plan)
+app.add_typer(recipes.app, name="recipes")
+
+
+def main() -> None:
+    """The console script: bad input is one line on standard error and exit code 2."""
+    try:
+        app()
+    except UserError as error:
+        print(f"qrl: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(2)

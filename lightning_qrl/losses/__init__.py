@@ -1,0 +1,1 @@
+"""Policy losses: one file each, one function named like the file (see `base.Loss`)."""

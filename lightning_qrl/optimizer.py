@@ -1,0 +1,104 @@
+"""AdamW with a learning-rate schedule, and its state addressed by parameter name.
+
+Weight decay splits the parameters into two groups, and which weights decay depends on the callback
+stack. Saved state is matched to parameters by name when it is loaded, so a checkpoint written under
+one stack loads under any other.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+from torch.optim import AdamW, Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from transformers import get_scheduler
+
+
+@dataclass(frozen=True)
+class AdamWSettings:
+    """AdamW (Loshchilov & Hutter, arXiv 1711.05101) and its schedule.
+
+    Attributes:
+        lr: peak learning rate.
+        weight_decay: decoupled weight decay of matrices; biases and norms never decay.
+        betas: decay of the first and second moment.
+        eps: added to the root of the second moment.
+        schedule: a schedule of transformers, e.g. ``constant_with_warmup``, ``cosine``.
+        warmup_steps: optimizer steps in which the learning rate rises from 0.
+        schedule_args: further arguments of the schedule, e.g. ``{min_lr_rate: 0.1}``.
+    """
+
+    lr: float = 1e-4
+    weight_decay: float = 0.0
+    betas: Sequence[float] = (0.9, 0.999)
+    eps: float = 1e-8
+    schedule: str = "constant_with_warmup"
+    warmup_steps: int = 0
+    schedule_args: dict[str, float] | None = None
+
+    def __post_init__(self) -> None:
+        if not self.lr > 0:
+            raise ValueError(f"lr must be above 0, got {self.lr}")
+        if self.weight_decay < 0:
+            raise ValueError(f"weight_decay must be at least 0, got {self.weight_decay}")
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas must be two numbers in [0, 1), got {list(self.betas)}")
+        if self.warmup_steps < 0:
+            raise ValueError(f"warmup_steps must be at least 0, got {self.warmup_steps}")
+
+    def build(
+        self, model: nn.Module, no_decay: frozenset[str], total_steps: int
+    ) -> tuple[AdamW, LRScheduler]:
+        """The optimizer of a model's parameters, and its schedule.
+
+        Args:
+            model: its trainable parameters are optimized.
+            no_decay: names of matrices that are exempt from weight decay.
+            total_steps: optimizer steps of the run, for schedules that end.
+        """
+        named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+        exempt = {n for n, p in named if n in no_decay or p.ndim < 2}
+        groups = [
+            {"params": [(n, p) for n, p in named if n not in exempt]},
+            {"params": [(n, p) for n, p in named if n in exempt], "weight_decay": 0.0},
+        ]
+        b1, b2 = self.betas
+        optimizer = AdamW(
+            groups,
+            lr=self.lr,
+            betas=(b1, b2),
+            eps=self.eps,
+            weight_decay=self.weight_decay,
+        )
+        optimizer.register_load_state_dict_pre_hook(regroup)
+        schedule = get_scheduler(
+            self.schedule,
+            optimizer,
+            num_warmup_steps=self.warmup_steps,
+            num_training_steps=total_steps,
+            scheduler_specific_kwargs=self.schedule_args,
+        )
+        return optimizer, schedule
+
+
+def regroup(optimizer: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
+    """Lay a saved optimizer state out for the parameter groups of another optimizer.
+
+    Args:
+        optimizer: the optimizer that loads it; its own groups and settings stay, save the learning
+            rate, which the schedule has moved.
+        saved: `state_dict` of an optimizer over the same parameters, grouped in any way.
+
+    Returns:
+        A state dict in the order of the optimizer's own groups.
+    """
+    names = [name for group in saved["param_groups"] for name in group["param_names"]]
+    indices = [index for group in saved["param_groups"] for index in group["params"]]
+    state = {n: saved["state"][i] for n, i in zip(names, indices, strict=True) if i in saved["state"]}
+    fresh: dict[str, Any] = optimizer.state_dict()
+    wanted = [name for group in fresh["param_groups"] for name in group["param_names"]]
+    fresh["state"] = {i: state[name] for i, name in enumerate(wanted) if name in state}
+    for group, old in zip(fresh["param_groups"], saved["param_groups"], strict=True):
+        group["lr"] = old["lr"]
+    return fresh

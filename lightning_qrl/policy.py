@@ -1,0 +1,135 @@
+"""A policy: a causal language model and its tokenizer, found by name.
+
+    embedded          the policy that ships with the package (see `recipes/warmup.yaml`)
+    a folder          what `save_pretrained` writes
+    a .gguf file      dequantized on loading (needs the package `gguf`)
+    anything else     a name on the Hugging Face hub
+
+Parameters are FP32 master weights whatever the file holds; what a layer computes in is the plan's
+business.
+"""
+
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from lightning_qrl.errors import UserError
+
+ASSETS = Path(__file__).parent / "assets"
+WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin")
+SaveDtype = Literal["float32", "bfloat16", "float16"]
+
+
+class Policy:
+    """Names a policy; nothing is loaded before it is asked for.
+
+    Args:
+        name: see the module's text.
+        init: ``"pretrained"`` loads the weights, ``"random"`` takes the architecture alone.
+        save_dtype: dtype that `save` stores weights in.
+
+    Raises:
+        UserError: a folder without a configuration, or without weights that `init` needs.
+    """
+
+    def __init__(
+        self,
+        name: str = "embedded",
+        init: Literal["pretrained", "random"] = "pretrained",
+        save_dtype: SaveDtype = "float32",
+    ) -> None:
+        self.name = name
+        self.init = init
+        self.save_dtype = save_dtype
+        self._source = _locate(name)
+        if "gguf_file" not in self._source:
+            _check_folder(Path(self._source["pretrained_model_name_or_path"]), init)
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The policy's tokenizer; it must know an end-of-sequence token."""
+        tokenizer = cast(PreTrainedTokenizerBase, self._load(AutoTokenizer))
+        if tokenizer.eos_token_id is None:
+            raise UserError(f"policy {self.name}: its tokenizer has no end-of-sequence token")
+        return tokenizer
+
+    @property
+    def eos_id(self) -> int:
+        """Token id that ends a completion."""
+        return cast(int, self.tokenizer.eos_token_id)
+
+    @property
+    def pad_id(self) -> int:
+        """Token id that fills padding; the end-of-sequence token where there is no other."""
+        pad = self.tokenizer.pad_token_id
+        return self.eos_id if pad is None else cast(int, pad)
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a prompt."""
+        return cast(list[int], self.tokenizer(text)["input_ids"])
+
+    def decode(self, token_ids: torch.Tensor) -> str:
+        """Text of a completion, special tokens left out."""
+        text = self.tokenizer.decode(token_ids.tolist(), skip_special_tokens=True)
+        return cast(str, text)
+
+    def build(self) -> PreTrainedModel:
+        """The model, in FP32, in training mode."""
+        if self.init == "random":
+            model = AutoModelForCausalLM.from_config(self._config(), dtype=torch.float32)
+        else:
+            model = self._load(AutoModelForCausalLM, dtype=torch.float32)
+        return cast(PreTrainedModel, model.train())
+
+    def skeleton(self) -> PreTrainedModel:
+        """The model's architecture on the meta device: no weights are read or made."""
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(self._config(), dtype=torch.float32)
+        return cast(PreTrainedModel, model)
+
+    def save(self, model: PreTrainedModel, folder: Path) -> None:
+        """Write weights, configuration and tokenizer: a folder that transformers and vLLM load."""
+        dtype = getattr(torch, self.save_dtype)
+        state = {name: t.detach().cpu().to(dtype) for name, t in model.state_dict().items()}
+        model.save_pretrained(folder, state_dict=state)
+        self.tokenizer.save_pretrained(folder)
+
+    def _config(self) -> Any:
+        return self._load(AutoConfig)
+
+    def _load(self, auto: Any, **kwargs: Any) -> Any:
+        try:
+            return auto.from_pretrained(**self._source, **kwargs)
+        except (OSError, ImportError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise UserError(f"policy {self.name} cannot be loaded: {reason}") from error
+
+
+def _locate(name: str) -> dict[str, str]:
+    """Arguments of `from_pretrained` for a policy's name."""
+    if (ASSETS / name / "config.json").is_file():
+        return {"pretrained_model_name_or_path": str(ASSETS / name)}
+    path = Path(name)
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise UserError(f"policy {name}: there is no such file")
+        return {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
+    if name.startswith((".", "/", "~")) and not path.expanduser().is_dir():
+        raise UserError(f"policy {name}: there is no such folder")
+    return {"pretrained_model_name_or_path": str(path.expanduser())}
+
+
+def _check_folder(folder: Path, init: str) -> None:
+    if not folder.is_dir():
+        return  # a name on the hub
+    if not (folder / "config.json").is_file():
+        raise UserError(f"policy folder {folder} has no config.json; is it a policy?")
+    if init == "pretrained" and not any(any(folder.glob(p)) for p in WEIGHT_FILES):
+        raise UserError(
+            f"policy folder {folder} has no weights (*.safetensors); "
+            "add them or set policy.init=random"
+        )

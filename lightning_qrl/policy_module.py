@@ -1,0 +1,127 @@
+"""What every way of training a policy shares: the plan, the model, sampling, the optimizer.
+
+Lightning calls, in this order: every callback's `setup` (precision callbacks declare rules),
+`configure_model` (the model is built, the plan committed), the restoring of weights,
+`configure_optimizers`. So the plan is complete before a layer is touched, and the optimizer sees the
+layers as they will be trained.
+
+B completions.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+from typing_extensions import override
+
+import lightning as L
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from lightning_qrl.errors import UserError
+from lightning_qrl.experience import Completion
+from lightning_qrl.metrics import Metric, mean
+from lightning_qrl.optimizer import AdamWSettings
+from lightning_qrl.policy import Policy
+from lightning_qrl.precision import PrecisionPlan
+from lightning_qrl.rollouts.base import RolloutEngine
+from lightning_qrl.seeding import derive_seed
+from lightning_qrl.tasks.base import Prompt, Task
+
+
+class PolicyModule(L.LightningModule):
+    """A policy under a precision plan, that can be sampled and judged.
+
+    Args:
+        policy: the policy.
+        task: judges completions.
+        engine: samples completions.
+        optimizer: the optimizer's settings.
+        seed: decides every draw.
+
+    Attributes:
+        plan: what each linear layer computes in; callbacks declare, `configure_model` commits.
+        model: the causal language model; there from `configure_model` on.
+        provenance: plain values that say what a checkpoint came from; written into it.
+        evaluations: held-out metrics by the number of optimizer steps; kept in checkpoints.
+        samples: prompt, completion and reward of what was judged last.
+    """
+
+    model: PreTrainedModel
+
+    def __init__(
+        self, policy: Policy, task: Task, engine: RolloutEngine, optimizer: AdamWSettings, seed: int
+    ) -> None:
+        super().__init__()
+        self.policy = policy
+        self.task = task
+        self.engine = engine
+        self.optimizer_settings = optimizer
+        self.seed = seed
+        self.plan = PrecisionPlan()
+        self.provenance: dict[str, str] = {}
+        self.evaluations: dict[int, dict[str, float]] = {}
+        self.samples: list[tuple[str, str, float]] = []
+
+    @override
+    def configure_model(self) -> None:
+        if "model" not in self._modules:
+            self.model = self.policy.build()
+            self.plan.commit(self.model)
+
+    @override
+    def configure_optimizers(self) -> Any:
+        no_decay = (f"{row.layer}.weight" for row in self.plan.table() if not row.weight_decay)
+        steps = int(self.trainer.estimated_stepping_batches)
+        optimizer, schedule = self.optimizer_settings.build(self.model, frozenset(no_decay), steps)
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": schedule, "interval": "step"},
+        }
+
+    @override
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["lightning_qrl"] = {**self.provenance, "evaluations": self.evaluations}
+
+    @override
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.evaluations = dict(checkpoint.get("lightning_qrl", {}).get("evaluations", {}))
+
+    def sample(self, prompts: Sequence[Prompt], samples: int, seed: int) -> list[Completion]:
+        """Completions of the current policy, computed in the plan's rollout precision."""
+        self.engine.sync(self.model, self.global_step)
+        ids = [self.policy.encode(prompt.text) for prompt in prompts]
+        with self.plan.sampling():
+            return self.engine.generate(ids, samples=samples, seed=seed)
+
+    def judge(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> Tensor:
+        """Rewards of completions, float32 [B], those of one prompt side by side.
+
+        Raises:
+            UserError: the task returned a reward that is not finite.
+        """
+        texts = [self.policy.decode(completion.token_ids_N) for completion in completions]
+        each = len(completions) // len(prompts)
+        pairs = [(prompts[i // each], text) for i, text in enumerate(texts)]
+        rewards = [self.task.reward(prompt, text) for prompt, text in pairs]
+        for (prompt, text), reward in zip(pairs, rewards, strict=True):
+            if not math.isfinite(reward):
+                raise UserError(f"the reward of {text!r} for {prompt.text!r} is {reward}")
+        self.samples = [(p.text, t, r) for (p, t), r in zip(pairs, rewards, strict=True)]
+        return torch.tensor(rewards, dtype=torch.float32)
+
+    def evaluate(self, prompts: Sequence[Prompt]) -> dict[str, Metric]:
+        """Sample one completion of each prompt and judge it; training is not touched.
+
+        Args:
+            prompts: held-out prompts. The draws depend on the run's seed alone, so that two
+                evaluations differ by the policy, not by luck.
+
+        Returns:
+            ``reward`` and ``solved``, means over the completions.
+        """
+        completions = self.sample(prompts, 1, derive_seed(self.seed, "evaluate"))
+        rewards_B = self.judge(prompts, completions)
+        solved_B = torch.tensor([self.task.solved(reward) for reward in rewards_B.tolist()])
+        all_B = torch.ones_like(solved_B)
+        return {"reward": mean(rewards_B, all_B), "solved": mean(solved_B, all_B)}

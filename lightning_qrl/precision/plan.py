@@ -1,0 +1,221 @@
+"""The precision plan: callbacks declare rules, the module commits them once to the model.
+
+Rules are kept as a set and resolved only when the model is there, so the order in which callbacks
+declare does not matter:
+
+* `quantize` sets fields of the layers that a selector means. Two callbacks that ask different
+  values of one field of one layer are an error that names both.
+* `keep` wins over every `quantize`: the layer computes in BF16.
+* A layer that no rule quantizes stays the plain `nn.Linear` that it was.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from typing import Any, Literal, Protocol, get_args, runtime_checkable
+
+from torch import nn
+
+from lightning_qrl.errors import UserError
+from lightning_qrl.formats import Format, get_format
+from lightning_qrl.precision.linear import LinearPrecision, QuantLinear, Side, SideSwitch
+from lightning_qrl.precision.select import Linears, Selector, find_linears, select
+
+Field = Format | str
+SIDES: tuple[Side, ...] = get_args(Side)
+BF16 = LinearPrecision(*[get_format("bf16")] * 3, backward="quantized")
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    where: Selector
+    by: str
+    sides: tuple[Side, ...]
+    field: str  # a field of LinearPrecision, or "keep"
+    value: Field
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What one linear layer computes in.
+
+    Attributes:
+        layer: full module name.
+        shape: (O, I).
+        train: precision while training; None is the plain layer in the trainer's precision.
+        rollout: precision while sampling.
+        kept_by: callbacks that keep the layer in BF16, sorted.
+        weight_decay: whether the optimizer's weight decay applies.
+        note: anything else worth knowing, such as a tied weight.
+    """
+
+    layer: str
+    shape: tuple[int, int]
+    train: LinearPrecision | None
+    rollout: LinearPrecision | None
+    kept_by: tuple[str, ...]
+    weight_decay: bool
+    note: str = ""
+
+    @property
+    def quantized(self) -> bool:
+        """Whether an operand of its forward GEMM has fewer than 16 bits, on either side."""
+        return any(p is not None and p.quantized for p in (self.train, self.rollout))
+
+
+@runtime_checkable
+class Declares(Protocol):
+    """Anything that adds rules to a plan: the precision callbacks."""
+
+    def declare(self, plan: "PrecisionPlan") -> None:
+        """Add rules; no layer exists yet."""
+
+
+class PrecisionPlan:
+    """Which linear layer computes in what, and who asked for it."""
+
+    def __init__(self) -> None:
+        self._rules: set[_Rule] = set()
+        self._no_decay = False
+        self._rows: tuple[Row, ...] | None = None
+        self._switch = SideSwitch()
+
+    def quantize(
+        self,
+        where: Selector,
+        *,
+        by: str,
+        side: Literal["train", "rollout", "both"] = "both",
+        **values: Field | None,
+    ) -> None:
+        """Set fields of `LinearPrecision` on the selected layers.
+
+        Args:
+            where: the layers.
+            by: the callback that asks, for messages and the table.
+            side: where it holds.
+            values: fields of `LinearPrecision`; None sets nothing.
+        """
+        known = {field.name for field in fields(LinearPrecision)}
+        assert values.keys() <= known, f"not fields of LinearPrecision: {values.keys() - known}"
+        sides = SIDES if side == "both" else (side,)
+        self._declare(
+            _Rule(where, by, sides, name, v) for name, v in values.items() if v is not None
+        )
+
+    def keep(self, where: Selector, *, by: str) -> None:
+        """Keep the selected layers in BF16, whatever else is asked of them."""
+        self._declare([_Rule(where, by, SIDES, "keep", "bf16")])
+
+    def no_decay_on_quantized(self) -> None:
+        """Exempt the weights of quantized layers from weight decay."""
+        self._no_decay = True
+
+    def _declare(self, rules: Iterator[_Rule] | list[_Rule]) -> None:
+        new = set(rules) - self._rules
+        assert self._rows is None or not new, "the plan is committed: rules come before the model"
+        self._rules |= new
+
+    def commit(self, model: nn.Module) -> None:
+        """Resolve the rules and swap the layers they mean, once; later calls do nothing.
+
+        Parameters stay the same objects under the same names, so optimizers and checkpoints do not
+        depend on the plan.
+
+        Raises:
+            UserError: a selector matches nothing, or two callbacks disagree.
+        """
+        if self._rows is not None:
+            return
+        self._rows = self._resolve(model)
+        for row in self._rows:
+            if row.train is None and row.rollout is None:
+                continue
+            parent, _, name = row.layer.rpartition(".")
+            linear = model.get_submodule(row.layer)
+            assert isinstance(linear, nn.Linear)
+            layer = QuantLinear.from_linear(linear, row.train, row.rollout, self._switch)
+            setattr(model.get_submodule(parent), name, layer)
+
+    def table(self) -> tuple[Row, ...]:
+        """One row a linear layer, in the model's order."""
+        assert self._rows is not None, "the plan is not committed yet"
+        return self._rows
+
+    def summary(self) -> str:
+        """One line, such as "nvfp4 forward on 42 of 57 linears, 7 kept by bf16_tail"."""
+        rows = self.table()
+        used = {p for row in rows for p in (row.train, row.rollout) if p is not None and p.quantized}
+        names = {f.name for p in used for f in (p.weight, p.activation) if f is not None}
+        kept = Counter(" and ".join(row.kept_by) for row in rows if row.kept_by)
+        parts = [f"{'/'.join(sorted(names)) or 'no low-precision'} forward"]
+        parts[0] += f" on {self.count_quantized()} of {len(rows)} linears"
+        return ", ".join(parts + [f"{count} kept by {by}" for by, count in sorted(kept.items())])
+
+    def count_quantized(self) -> int:
+        """Layers with a quantized operand on either side."""
+        return sum(row.quantized for row in self.table())
+
+    def count_kept(self) -> int:
+        """Layers that stay in 16 bits or more."""
+        return len(self.table()) - self.count_quantized()
+
+    @contextmanager
+    def sampling(self) -> Iterator[None]:
+        """Let the layers compute with the rollout side's precision while the weights stand still."""
+        self._switch.current = "rollout"
+        try:
+            yield
+        finally:
+            self._switch.current = "train"
+            self._switch.weights.clear()
+
+    def _resolve(self, model: nn.Module) -> tuple[Row, ...]:
+        linears = find_linears(model)
+        matches = {rule: _select(rule, linears) for rule in self._rules}
+        tied = _tied_names(model)
+        rows = []
+        for name, module in model.named_modules():
+            if not isinstance(module, nn.Linear):
+                continue
+            rules = sorted((r for r in self._rules if name in matches[r]), key=lambda r: r.by)
+            kept_by = tuple(dict.fromkeys(r.by for r in rules if r.field == "keep"))
+            train, rollout = (_merge(name, rules, side, bool(kept_by)) for side in SIDES)
+            quantized = any(p is not None and p.quantized for p in (train, rollout))
+            decay = not (self._no_decay and quantized)
+            shape = (module.out_features, module.in_features)
+            note = "weight tied to the embedding" if name in tied else ""
+            rows.append(Row(name, shape, train, rollout, kept_by, decay, note))
+        return tuple(rows)
+
+
+def _select(rule: _Rule, linears: Linears) -> frozenset[str]:
+    try:
+        return select(rule.where, linears)
+    except ValueError as error:
+        raise UserError(f"{rule.by}: {error}") from None
+
+
+def _merge(layer: str, rules: list[_Rule], side: Side, kept: bool) -> LinearPrecision | None:
+    """The fields that the rules set on one side of one layer; None when it is not quantized."""
+    asked: dict[str, _Rule] = {}
+    for rule in rules:
+        if side not in rule.sides or rule.field == "keep":
+            continue
+        first = asked.setdefault(rule.field, rule)
+        if first.value != rule.value:
+            raise UserError(
+                f"{first.by} and {rule.by} disagree on the {rule.field} of {layer} "
+                f"({side} side): {first.value} or {rule.value}; remove one of them"
+            )
+    if not asked.keys() & {"weight", "activation"}:
+        return None
+    values: dict[str, Any] = {name: rule.value for name, rule in asked.items()}
+    return BF16 if kept else LinearPrecision(**values)
+
+
+def _tied_names(model: nn.Module) -> frozenset[str]:
+    embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    linears = ((n, m) for n, m in model.named_modules() if isinstance(m, nn.Linear))
+    return frozenset(name for name, module in linears if id(module.weight) in embeddings)

@@ -1,0 +1,123 @@
+"""Selectors: which linear layers of a model a rule is about.
+
+A selector is an anchored glob on full module names (``model.layers.*.mlp.down_proj``; ``*`` also
+crosses dots), one of the named predicates below, or `LastFraction`. Only decoder layers are
+candidates: embeddings and norms are no linear layers, and the head is selected by its exact name
+alone, since a quantized head changes every probability.
+"""
+
+import fnmatch
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import nn
+
+from lightning_qrl.plugins import nearest
+
+
+@dataclass(frozen=True, slots=True)
+class LastFraction:
+    """The linear layers of the last decoder layers.
+
+    Attributes:
+        fraction: share of the decoder layers, 0 to 1, rounded to the nearest whole layer; at least
+            one layer when above 0.
+    """
+
+    fraction: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.fraction <= 1:
+            raise ValueError(f"fraction must be 0 to 1, got {self.fraction}")
+
+    def __str__(self) -> str:
+        return f"last_fraction({self.fraction})"
+
+    def count(self, layers: int) -> int:
+        """How many of ``layers`` decoder layers that is."""
+        return max(1, math.floor(self.fraction * layers + 0.5)) if self.fraction else 0
+
+
+Selector = str | LastFraction
+
+
+@dataclass(frozen=True, slots=True)
+class Linears:
+    """The linear layers of a causal language model, by full name.
+
+    Attributes:
+        decoder: those inside decoder layers, with the index of their layer.
+        others: those outside, such as the head.
+        layers: number of decoder layers.
+    """
+
+    decoder: dict[str, int]
+    others: frozenset[str]
+    layers: int
+
+
+def find_linears(model: nn.Module) -> Linears:
+    """List the linear layers of a model.
+
+    The decoder layers are the outermost, longest `nn.ModuleList` of the model.
+
+    Raises:
+        ValueError: the model has no decoder layers, or they hold no linear layer.
+    """
+    lists = [(name, m) for name, m in model.named_modules() if isinstance(m, nn.ModuleList)]
+    if not lists:
+        raise ValueError(f"{type(model).__name__} has no list of decoder layers")
+    prefix, stack = max(lists, key=lambda pair: len(pair[1]))
+    decoder: dict[str, int] = {}
+    others = set()
+    for name, module in model.named_modules():
+        if not isinstance(module, nn.Linear):
+            continue
+        if name.startswith(f"{prefix}."):
+            decoder[name] = int(name.removeprefix(f"{prefix}.").split(".", 1)[0])
+        else:
+            others.add(name)
+    if not decoder:
+        raise ValueError(f"the decoder layers of {type(model).__name__} hold no linear layer")
+    return Linears(decoder, frozenset(others), len(stack))
+
+
+def _has_part(*parts: str) -> Callable[[str], bool]:
+    return lambda name: any(part in parts for part in name.split("."))
+
+
+PREDICATES: dict[str, Callable[[str], bool]] = {
+    "linears": lambda name: True,
+    "attention": _has_part("self_attn", "attn", "attention", "linear_attn"),
+    "mlp": _has_part("mlp", "feed_forward", "block_sparse_moe"),
+    "shared_experts": _has_part("shared_expert", "shared_experts"),
+}
+
+
+def select(selector: Selector, linears: Linears) -> frozenset[str]:
+    """Names of the layers that a selector means; a fraction of 0 means none.
+
+    Raises:
+        ValueError: a glob or a predicate matches nothing.
+    """
+    if isinstance(selector, LastFraction):
+        first = linears.layers - selector.count(linears.layers)
+        return frozenset(name for name, layer in linears.decoder.items() if layer >= first)
+    if selector in linears.others:
+        return frozenset([selector])
+    if selector in PREDICATES:
+        found = frozenset(filter(PREDICATES[selector], linears.decoder))
+    else:
+        found = frozenset(fnmatch.filter(linears.decoder, selector))
+    if not found:
+        known = [*PREDICATES, *linears.decoder, *sorted(linears.others)]
+        hint = nearest(selector, known) if "*" not in selector else f"try {example(linears)!r}"
+        raise ValueError(f"selector {selector!r} matches no linear layer; {hint}")
+    return found
+
+
+def example(linears: Linears) -> str:
+    """A glob that matches something in this model, for error messages."""
+    name = next(iter(linears.decoder))
+    return name.replace(f".{linears.decoder[name]}.", ".*.", 1)

@@ -1,0 +1,98 @@
+"""Drawing a run as it goes: numbers in, lines or a panel out."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+BARS = "▁▂▃▄▅▆▇█"
+WIDTH = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where a run stands.
+
+    Attributes:
+        title: the recipe's name.
+        step: optimizer steps done.
+        total: optimizer steps of the run.
+        seconds_left: estimated time left; None before there is a measurement.
+        rewards: mean reward of every step so far.
+        metrics: the newest metrics by their full names.
+    """
+
+    title: str
+    step: int
+    total: int
+    seconds_left: float | None
+    rewards: Sequence[float]
+    metrics: dict[str, float]
+
+    def shown(self) -> list[tuple[str, str]]:
+        """The numbers that tell whether a run is healthy, as far as they were measured."""
+        names = {
+            "entropy": ("train/entropy", "{:.3f}"),
+            "grad norm": ("train/grad_norm", "{:.3f}"),
+            "|Δlogprob|": ("train/sampling/sampling_logp_difference/mean", "{:.5f}"),
+            "loss": ("train/loss", "{:.4f}"),
+            "tokens/s": ("train/tokens_per_second", "{:,.0f}"),
+        }
+        found = ((label, *names[label]) for label in names)
+        return [
+            (label, form.format(self.metrics[key])) for label, key, form in found if key in self.metrics
+        ]
+
+
+def plain_line(progress: Progress) -> str:
+    """One line of text for a log file."""
+    reward = f"reward {progress.rewards[-1]:.3f}  " if progress.rewards else ""
+    numbers = "  ".join(f"{label} {value}" for label, value in progress.shown())
+    left = duration(progress.seconds_left)
+    return f"step {progress.step}/{progress.total}  {reward}{numbers}  {left} left"
+
+
+def panel(progress: Progress) -> RenderableType:
+    """The live panel for a terminal."""
+    bar = Table.grid(padding=(0, 1))
+    bar.add_row(
+        f"step {progress.step}/{progress.total}",
+        ProgressBar(total=progress.total, completed=progress.step, width=WIDTH),
+        f"{duration(progress.seconds_left)} left",
+    )
+    reward = Text()
+    if progress.rewards:
+        reward = Text.assemble(
+            "reward ",
+            (f"{progress.rewards[-1]:.3f} ", "bold green"),
+            (sparkline(progress.rewards), "green"),
+        )
+    grid = Table.grid(padding=(0, 2))
+    grid.add_row(*(Text.assemble(f"{label} ", (value, "bold")) for label, value in progress.shown()))
+    return Panel(Group(bar, reward, grid), title=progress.title, expand=False)
+
+
+def sparkline(values: Sequence[float], width: int = WIDTH) -> str:
+    """Block characters for a series between 0 and its maximum, averaged down to ``width``."""
+    bins = min(width, len(values))
+    edges = [round(i * len(values) / bins) for i in range(bins + 1)]
+    means = [
+        sum(values[a:b]) / (b - a) for a, b in zip(edges[:-1], edges[1:], strict=True)
+    ]
+    low, high = min(0.0, *means), max(means)
+    scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(BARS[round((value - low) * scale)] for value in means)
+
+
+def duration(seconds: float | None) -> str:
+    """``1h02m``, ``3m05s`` or ``12s``; ``?`` for None."""
+    if seconds is None:
+        return "?"
+    whole = round(seconds)
+    if whole >= 3600:
+        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    return f"{whole // 60}m{whole % 60:02d}s" if whole >= 60 else f"{whole}s"

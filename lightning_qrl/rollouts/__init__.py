@@ -1,0 +1,1 @@
+"""Rollout engines: one file each. An engine samples completions (see `base.RolloutEngine`)."""

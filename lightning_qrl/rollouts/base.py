@@ -1,0 +1,35 @@
+"""What a rollout engine is."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import nn
+
+from lightning_qrl.experience import Completion
+
+
+class RolloutEngine(Protocol):
+    """Samples completions from a policy.
+
+    Attributes:
+        temperature: divides the logits before sampling; the trainer divides its logits by it too.
+    """
+
+    temperature: float
+
+    def sync(self, model: nn.Module, version: int) -> None:
+        """Take over the weights of ``model``; from now on tokens are stamped with ``version``."""
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], *, samples: int, seed: int
+    ) -> list[Completion]:
+        """Sample ``samples`` completions of each prompt.
+
+        Args:
+            prompts: token ids of each prompt.
+            samples: completions of each prompt.
+            seed: decides every draw.
+
+        Returns:
+            ``len(prompts) * samples`` completions, those of one prompt side by side.
+        """

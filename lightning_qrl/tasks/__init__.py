@@ -1,0 +1,1 @@
+"""Tasks: one file each. A task is prompts with a verifiable reward (see `base.Task`)."""
