@@ -1,10 +1,10 @@
-"""What a precision callback is: it declares rules; the module commits them (see `PrecisionPlan`)."""
+"""What a precision callback is: it declares rules, and the module commits them."""
 
 import re
 from abc import ABC, abstractmethod
-from typing_extensions import override
 
 import lightning as L
+from typing_extensions import override
 
 from lightning_qrl.errors import UserError
 from lightning_qrl.policy_module import PolicyModule

@@ -8,6 +8,7 @@ the 4-bitter recipe, whose weights have one FP32 scale a tensor and whose activa
 
 from collections.abc import Mapping
 from typing import Any, Literal
+
 from typing_extensions import override
 
 from callbacks.base import PrecisionCallback
@@ -24,7 +25,7 @@ class ForwardQuantization(PrecisionCallback):
         format: name of a number format.
         where: a selector of layers, or several.
         side: where it holds: in training, in sampling, or both.
-        weight: options in which the weight's format differs; ``format`` among them changes the format.
+        weight: options in which the weight's format differs; ``format`` names another one.
         activation: the same for the activation.
         options: the format's options.
 

@@ -5,9 +5,9 @@ same prompts is sampled with the same draws, at the temperature of training.
 """
 
 from typing import Any
-from typing_extensions import override
 
 import lightning as L
+from typing_extensions import override
 
 from lightning_qrl.errors import UserError
 from lightning_qrl.policy_module import PolicyModule

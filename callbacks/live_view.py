@@ -2,11 +2,11 @@
 
 import time
 from typing import Any
-from typing_extensions import override
 
 import lightning as L
 from rich.console import Console
 from rich.live import Live
+from typing_extensions import override
 
 from lightning_qrl.reports.live import Progress, panel, plain_line
 
@@ -61,7 +61,7 @@ class LiveView(L.Callback):
     def _progress(self, trainer: L.Trainer, step: int, metrics: dict[str, float]) -> Progress:
         done = step - self._first_step
         each = (time.perf_counter() - self._began) / done
-        name = trainer.logger.run_name if hasattr(trainer.logger, "run_name") else "training"
+        name = getattr(trainer.logger, "run_name", "training")
         left = each * (trainer.max_steps - step)
         return Progress(name, step, trainer.max_steps, left, self._rewards, metrics)
 

@@ -6,6 +6,7 @@ the forward used. This is what low-precision pretraining does (NVIDIA, arXiv 250
 """
 
 from typing import Any
+
 from typing_extensions import override
 
 from callbacks.base import PrecisionCallback

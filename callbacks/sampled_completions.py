@@ -4,9 +4,9 @@ A rising reward says little before one has read what is rewarded.
 """
 
 from typing import Any
-from typing_extensions import override
 
 import lightning as L
+from typing_extensions import override
 
 from lightning_qrl.errors import UserError
 from lightning_qrl.policy_module import PolicyModule

@@ -45,7 +45,7 @@ def check_arguments(
     known = parameters(target, injected)
     signature = inspect.signature(target)
     open_ended = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
-    hints = get_type_hints(target.__init__ if inspect.isclass(target) else target)  # type: ignore[misc]
+    hints = get_type_hints(target.__init__ if inspect.isclass(target) else target)
     for key, value in given.items():
         if key in known:
             _check_type(recipe, f"{path}.{key}", value, hints.get(key, Any))

@@ -12,12 +12,12 @@ import random
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import cast
-from typing_extensions import override
 
 import lightning as L
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
+from typing_extensions import override
 
 from lightning_qrl.experience import Experience, split_for_updates
 from lightning_qrl.grpo import GRPOModule
@@ -114,5 +114,7 @@ class RolloutData(L.LightningDataModule):
         if self.minibatches == 1:
             return [torch.arange(completions)] * self.num_iterations
         generator = torch.Generator().manual_seed(derive_seed(self.seed, "minibatches", phase))
-        passes = [torch.randperm(completions, generator=generator) for _ in range(self.num_iterations)]
+        passes = [
+            torch.randperm(completions, generator=generator) for _ in range(self.num_iterations)
+        ]
         return [part for order in passes for part in order.chunk(self.minibatches)]

@@ -8,6 +8,7 @@ B completions, T tokens of prompt and completion, S = T - 1 predicted tokens, N 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -69,7 +70,7 @@ class Experience:
 
     def to(self, device: torch.device | str) -> "Experience":
         """The same batch on another device."""
-        return replace(self, **{name: t.to(device) for name, t in self._tensors().items()})
+        return self._with({name: t.to(device) for name, t in self._tensors().items()})
 
     def take(self, index: Tensor) -> "Experience":
         """The completions at ``index``; ``step_tokens`` becomes theirs.
@@ -81,7 +82,10 @@ class Experience:
         for name in ("mask_BS", "logprobs_BS", "versions_BS"):
             rows[name] = rows[name][:, :width]
         rows["input_ids_BT"] = rows["input_ids_BT"][:, : width + 1]
-        return replace(self, **rows, step_tokens=int(rows["mask_BS"].sum()))
+        return replace(self._with(rows), step_tokens=int(rows["mask_BS"].sum()))
+
+    def _with(self, tensors: dict[str, Any]) -> "Experience":
+        return replace(self, **tensors)
 
     def _tensors(self) -> dict[str, Tensor]:
         values = {field.name: getattr(self, field.name) for field in fields(self)}

@@ -10,17 +10,17 @@ One phase of training (Shao et al., arXiv 2402.03300):
 
 There is no KL term and no reference policy.
 
-B completions, T tokens of prompt and completion, S = T - 1 predictions, P prompts, G group, V vocabulary.
+B completions, T tokens of prompt and completion, S = T - 1 predictions, P prompts, G group,
+V vocabulary.
 """
 
 import time
 from collections.abc import Sequence
-from typing import cast
-from typing_extensions import override
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from typing_extensions import override
 
 from lightning_qrl.advantages import group_normalized, zero_variance
 from lightning_qrl.analysis.mismatch import rollout_correction, sampling_mismatch
@@ -179,4 +179,4 @@ def rollout_metrics(experience: Experience, rewards_PG: Tensor) -> dict[str, Met
 
 
 def _prefixed(prefix: str, metrics: dict[str, Metric]) -> dict[str, Metric]:
-    return {f"{prefix}{name}": cast(Metric, metric) for name, metric in metrics.items()}
+    return {f"{prefix}{name}": metric for name, metric in metrics.items()}

@@ -6,7 +6,6 @@ folder and the tracking server are tried, and only then a run exists.
 """
 
 import platform
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -107,10 +106,11 @@ def launch(recipe: Recipe, origin: Origin | None = None) -> Outcome:
         "recipe_name": recipe.name,
         "run_id": record.run_id,
     }
+    checkpoint = None if origin is None else origin.checkpoint
     status: Status = "FAILED"
     try:
         with _quiet():
-            trainer.fit(run.module, run.data, ckpt_path=origin and origin.checkpoint)
+            trainer.fit(run.module, run.data, ckpt_path=checkpoint)
         finished = trainer.state.status == TrainerStatus.FINISHED
         status = "FINISHED" if finished else "KILLED"
         if trainer.is_global_zero and finished:

@@ -1,7 +1,7 @@
 """Token log-probabilities and entropy from logits, in FP32, chunk by chunk.
 
-The temperature divides the logits, as it does in the sampler: the policy that is trained is then the
-very distribution that was sampled, and importance ratios start at 1 at any temperature.
+The temperature divides the logits, as it does in the sampler: the policy that is trained is then
+the very distribution that was sampled, and importance ratios start at 1 at any temperature.
 
 B sequences, S predicted tokens, V vocabulary.
 """
@@ -26,8 +26,8 @@ def token_logprobs(
     Returns:
         Log-probabilities, float32 [B, S], with gradient; entropy in nats, float32 [B, S], without.
     """
-    logits = logits_BSV.flatten(0, 1).split(CHUNK)
-    targets = targets_BS.flatten().split(CHUNK)
+    logits = torch.split(logits_BSV.flatten(0, 1), CHUNK)
+    targets = torch.split(targets_BS.flatten(), CHUNK)
     parts = [_chunk(lg, t, temperature) for lg, t in zip(logits, targets, strict=True)]
     logprobs, entropies = zip(*parts, strict=True)
     return torch.cat(logprobs).view_as(targets_BS), torch.cat(entropies).view_as(targets_BS)

@@ -5,12 +5,18 @@ step, never a mean of the means of unequal micro-batches.
 """
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
+
+REDUCTIONS: dict[str, Callable[[float, float], float]] = {
+    "sum": operator.add,
+    "min": min,
+    "max": max,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +31,7 @@ class Metric:
         """The number over both contributions."""
         if self.reduce == "mean":
             return Metric("mean", self.total + other.total, self.weight + other.weight)
-        pick = {"sum": operator.add, "min": min, "max": max}[self.reduce]
-        return Metric(self.reduce, pick(self.total, other.total))
+        return Metric(self.reduce, REDUCTIONS[self.reduce](self.total, other.total))
 
     def value(self) -> float:
         """The reduced number; a mean over nothing is 0."""

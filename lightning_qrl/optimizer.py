@@ -59,7 +59,7 @@ class AdamWSettings:
         """
         named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
         exempt = {n for n, p in named if n in no_decay or p.ndim < 2}
-        groups = [
+        groups: list[dict[str, Any]] = [
             {"params": [(n, p) for n, p in named if n not in exempt]},
             {"params": [(n, p) for n, p in named if n in exempt], "weight_decay": 0.0},
         ]
@@ -95,7 +95,9 @@ def regroup(optimizer: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
     """
     names = [name for group in saved["param_groups"] for name in group["param_names"]]
     indices = [index for group in saved["param_groups"] for index in group["params"]]
-    state = {n: saved["state"][i] for n, i in zip(names, indices, strict=True) if i in saved["state"]}
+    state = {
+        n: saved["state"][i] for n, i in zip(names, indices, strict=True) if i in saved["state"]
+    }
     fresh: dict[str, Any] = optimizer.state_dict()
     wanted = [name for group in fresh["param_groups"] for name in group["param_names"]]
     fresh["state"] = {i: state[name] for i, name in enumerate(wanted) if name in state}

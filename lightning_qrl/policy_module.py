@@ -2,8 +2,8 @@
 
 Lightning calls, in this order: every callback's `setup` (precision callbacks declare rules),
 `configure_model` (the model is built, the plan committed), the restoring of weights,
-`configure_optimizers`. So the plan is complete before a layer is touched, and the optimizer sees the
-layers as they will be trained.
+`configure_optimizers`. So the plan is complete before a layer is touched, and the optimizer sees
+the layers as they will be trained.
 
 B completions.
 """
@@ -11,12 +11,12 @@ B completions.
 import math
 from collections.abc import Sequence
 from typing import Any
-from typing_extensions import override
 
 import lightning as L
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
+from typing_extensions import override
 
 from lightning_qrl.errors import UserError
 from lightning_qrl.experience import Completion
@@ -72,7 +72,7 @@ class PolicyModule(L.LightningModule):
     @override
     def configure_optimizers(self) -> Any:
         no_decay = (f"{row.layer}.weight" for row in self.plan.table() if not row.weight_decay)
-        steps = int(self.trainer.estimated_stepping_batches)
+        steps = self.trainer.max_steps  # estimating it would make Lightning load data already
         optimizer, schedule = self.optimizer_settings.build(self.model, frozenset(no_decay), steps)
         return {
             "optimizer": optimizer,
@@ -88,10 +88,13 @@ class PolicyModule(L.LightningModule):
         self.evaluations = dict(checkpoint.get("lightning_qrl", {}).get("evaluations", {}))
 
     def sample(self, prompts: Sequence[Prompt], samples: int, seed: int) -> list[Completion]:
-        """Completions of the current policy, computed in the plan's rollout precision."""
+        """Completions of the current policy, in the plan's rollout precision.
+
+        What the plan leaves alone computes as in training: under the trainer's autocast, if any.
+        """
         self.engine.sync(self.model, self.global_step)
         ids = [self.policy.encode(prompt.text) for prompt in prompts]
-        with self.plan.sampling():
+        with self.trainer.precision_plugin.forward_context(), self.plan.sampling():
             return self.engine.generate(ids, samples=samples, seed=seed)
 
     def judge(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> Tensor:

@@ -81,9 +81,7 @@ def find_recipe(name: str, beside: Path | None = None) -> Path:
     raise UserError(f"recipe {name} not found; {nearest(stem, recipe_names())}")
 
 
-def load_recipe(
-    name: str, overrides: Sequence[str] = (), without: Sequence[str] = ()
-) -> Recipe:
+def load_recipe(name: str, overrides: Sequence[str] = (), without: Sequence[str] = ()) -> Recipe:
     """Load a recipe.
 
     Args:

@@ -1,8 +1,8 @@
 """Seeds derived from names, so that no random state has to be saved or restored.
 
 Every random choice of a run (prompts, samples, shuffles) comes from a fresh generator seeded by
-(the run's seed, what the choice is for, how often it was made before). A resumed run therefore draws
-exactly what the uninterrupted one draws, and evaluating more often does not change training.
+(the run's seed, what the choice is for, how often it was made before). A resumed run therefore
+draws what the uninterrupted one draws, and evaluating more often does not change training.
 """
 
 import hashlib

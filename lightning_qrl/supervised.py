@@ -13,13 +13,13 @@ B demonstrations, S predictions.
 import random
 from collections.abc import Sequence
 from typing import cast
-from typing_extensions import override
 
 import lightning as L
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
+from typing_extensions import override
 
 from lightning_qrl.experience import Completion, Experience, make_experience
 from lightning_qrl.logprobs import token_logprobs

@@ -15,10 +15,10 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
-from typing_extensions import override
 
 from lightning.pytorch.loggers import Logger
-from lightning.pytorch.utilities.rank_zero import rank_zero_only
+from lightning.pytorch.utilities import rank_zero_only
+from typing_extensions import override
 
 from lightning_qrl.errors import UserError
 
@@ -203,7 +203,7 @@ def git_tags(folder: Path) -> dict[str, str]:
     return {"qrl.git_commit": commit, "qrl.git_dirty": str(bool(changes)).lower()}
 
 
-class _one_line:  # noqa: N801  (reads as the statement it is)
+class _one_line:
     """Turns what MLflow raises into one line that names the server."""
 
     def __init__(self, uri: str) -> None:
@@ -242,4 +242,6 @@ def _check_writable(folder: Path) -> None:
     while not existing.exists():
         existing = existing.parent
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-        raise UserError(f"output folder {folder} cannot be written ({existing}); set tracking.folder")
+        raise UserError(
+            f"output folder {folder} cannot be written ({existing}); set tracking.folder"
+        )

@@ -45,7 +45,7 @@ def sampling_mismatch(logprobs_BS: Tensor, experience: Experience) -> dict[str, 
 
 @torch.no_grad()
 def rollout_correction(logprobs_BS: Tensor, experience: Experience) -> dict[str, Metric]:
-    """verl's off-policy metrics, without their prefix ``rollout_corr/``.
+    """Verl's off-policy metrics, without their prefix ``rollout_corr/``.
 
     Args:
         logprobs_BS: float32 [B, S], the trainer's log-probabilities.

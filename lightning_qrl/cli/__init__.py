@@ -1,4 +1,4 @@
-"""`qrl`: one command, one file. Parse, hand over, print; torch is imported only by what needs it."""
+"""`qrl`: one command, one file: parse, hand over, print. Torch is imported only where needed."""
 
 import sys
 

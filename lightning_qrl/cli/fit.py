@@ -21,9 +21,7 @@ def fit(
     without: Without = None,
     resume: Annotated[
         str | None,
-        typer.Option(
-            metavar="RUN|CKPT", help="Continue a run (id or name) or a checkpoint file."
-        ),
+        typer.Option(metavar="RUN|CKPT", help="Continue a run (id or name) or a checkpoint file."),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check everything and print the resolved recipe.")

@@ -76,6 +76,6 @@ def diff(first: Name, second: Name) -> None:
 
     Example: qrl recipes diff nvfp4_naive 4bitter
     """
-    texts = [load_recipe(name).to_yaml().splitlines() for name in (first, second)]
-    for line in difflib.unified_diff(*texts, first, second, lineterm=""):
+    a, b = (load_recipe(name).to_yaml().splitlines() for name in (first, second))
+    for line in difflib.unified_diff(a, b, first, second, lineterm=""):
         print(line)

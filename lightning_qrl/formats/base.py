@@ -184,6 +184,6 @@ def outer_amax(magnitudes: Tensor, outer_scale: str) -> Tensor:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """ "; did you mean 'x'?" for the known words near to `word`, else nothing."""
+    """End an error message with the known words near to `word`; empty where none is near."""
     close = difflib.get_close_matches(word, list(known), n=2)
     return f"; did you mean {' or '.join(map(repr, close))}?" if close else ""

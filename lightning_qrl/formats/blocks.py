@@ -59,7 +59,7 @@ class BlockFormat(Format):
     @override
     def quantize(self, x: Tensor) -> Quantized:
         values_bK, scale_b1, outer = self.quantize_blocks(to_blocks(as_fp32(x), self.block))
-        # Exact: a value is the rounded product of neither, but the product itself.
+        # Exact: a value is the unrounded product of its element and its scale.
         elements_bK = torch.where(scale_b1 == 0, 0.0, values_bK / scale_b1)
         elements = from_blocks(elements_bK, x.shape[-1])
         codes = self.element.encode(elements, sign_of=x.detach())

@@ -6,8 +6,8 @@
     x        ~ element * scale_b * outer
 
 `outer_scale="row"` takes amax over each row of the last axis: a token's numbers then depend on no
-other token. `four_over_six` tries each block twice, its amax mapped to 6 and to 4 (scale 1.5 times as
-large): the steps of E2M1 are widest between 4 and 6, so a block crowded near its amax is better off
+other token. `four_over_six` tries each block twice, its amax mapped to 6 and to 4 (scale 1.5 times
+as large): the step of E2M1 is widest between 4 and 6, so a block crowded near its amax does better
 at 4. The smaller error in x's own units wins, mean absolute ("mae") or mean squared ("mse"); a tie
 takes 6. The bound is then 256, so that 1.5 times the largest scale still fits into E4M3.
 

@@ -7,7 +7,7 @@
 
     high_precision   W' = W,          X' = X            the original operands
     dequantized      W' = DQ(Q(W)),   X' = DQ(Q(X))     the very values that the forward used
-    quantized        Q(dY) Q_col(W),  Q(dY)^T Q_col(X)  all re-quantized along the axis that is summed
+    quantized        Q(dY) Q_col(W),  Q(dY)^T Q_col(X)  re-quantized along the axis that is summed
 
 Gradients pass the rounding unchanged (straight-through); all else is differentiated as it is
 computed. (Transformer Engine's `backward_override`; "The 4-bitter Lesson", dequantized backward.)
@@ -21,12 +21,12 @@ N tokens, I in features, O out features.
 """
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self, cast
-from typing_extensions import override
+from typing import Any, Literal, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from typing_extensions import override
 
 from lightning_qrl.formats import Format, Scaled
 
@@ -105,12 +105,13 @@ class QuantLinear(nn.Linear):
         if precision is None:
             return super().forward(input)
         dtype = _compute_dtype(input)
-        x_NI = input.to(dtype).flatten(0, -2)
+        x_NI = input.to(dtype).reshape(-1, self.in_features)
         with torch.autocast(input.device.type, enabled=False):
-            y_NO = cast(Tensor, _Linear.apply(x_NI, self.weight, self._weight(precision), precision))
+            w_OI = self._weight(precision)
+            y_NO: Tensor = _Linear.apply(x_NI, self.weight, w_OI, precision)  # type: ignore[no-untyped-call]
             if self.bias is not None:
                 y_NO = y_NO + self.bias.to(dtype)
-        return y_NO.unflatten(0, input.shape[:-1])
+        return y_NO.view(*input.shape[:-1], self.out_features)
 
     def _weight(self, precision: LinearPrecision) -> Scaled:
         if self.switch.current == "train":

@@ -24,7 +24,8 @@ from lightning_qrl.precision.select import Linears, Selector, find_linears, sele
 
 Field = Format | str
 SIDES: tuple[Side, ...] = get_args(Side)
-BF16 = LinearPrecision(*[get_format("bf16")] * 3, backward="quantized")
+_BF16 = get_format("bf16")
+BF16 = LinearPrecision(_BF16, _BF16, _BF16, backward="quantized")
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +147,9 @@ class PrecisionPlan:
     def summary(self) -> str:
         """One line, such as "nvfp4 forward on 42 of 57 linears, 7 kept by bf16_tail"."""
         rows = self.table()
-        used = {p for row in rows for p in (row.train, row.rollout) if p is not None and p.quantized}
+        used = {
+            p for row in rows for p in (row.train, row.rollout) if p is not None and p.quantized
+        }
         names = {f.name for p in used for f in (p.weight, p.activation) if f is not None}
         kept = Counter(" and ".join(row.kept_by) for row in rows if row.kept_by)
         parts = [f"{'/'.join(sorted(names)) or 'no low-precision'} forward"]
@@ -163,7 +166,7 @@ class PrecisionPlan:
 
     @contextmanager
     def sampling(self) -> Iterator[None]:
-        """Let the layers compute with the rollout side's precision while the weights stand still."""
+        """Compute with the rollout side's precision; the weights must stand still meanwhile."""
         self._switch.current = "rollout"
         try:
             yield

@@ -44,7 +44,9 @@ class Progress:
         }
         found = ((label, *names[label]) for label in names)
         return [
-            (label, form.format(self.metrics[key])) for label, key, form in found if key in self.metrics
+            (label, form.format(self.metrics[key]))
+            for label, key, form in found
+            if key in self.metrics
         ]
 
 
@@ -72,7 +74,9 @@ def panel(progress: Progress) -> RenderableType:
             (sparkline(progress.rewards), "green"),
         )
     grid = Table.grid(padding=(0, 2))
-    grid.add_row(*(Text.assemble(f"{label} ", (value, "bold")) for label, value in progress.shown()))
+    grid.add_row(
+        *(Text.assemble(f"{label} ", (value, "bold")) for label, value in progress.shown())
+    )
     return Panel(Group(bar, reward, grid), title=progress.title, expand=False)
 
 
@@ -80,9 +84,7 @@ def sparkline(values: Sequence[float], width: int = WIDTH) -> str:
     """Block characters for a series between 0 and its maximum, averaged down to ``width``."""
     bins = min(width, len(values))
     edges = [round(i * len(values) / bins) for i in range(bins + 1)]
-    means = [
-        sum(values[a:b]) / (b - a) for a, b in zip(edges[:-1], edges[1:], strict=True)
-    ]
+    means = [sum(values[a:b]) / (b - a) for a, b in zip(edges[:-1], edges[1:], strict=True)]
     low, high = min(0.0, *means), max(means)
     scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
     return "".join(BARS[round((value - low) * scale)] for value in means)

@@ -114,7 +114,7 @@ class Embedded:
             input_ids=ids,
             attention_mask=mask,
             position_ids=positions,
-            past_key_values=cache,
+            cache=cache,
             use_cache=True,
             logits_to_keep=1,
         )
@@ -129,7 +129,9 @@ class Embedded:
         mask = [[0] * (width - len(p)) + [1] * len(p) for p in prompts]
         return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
 
-    def _completion(self, prompt: Sequence[int], tokens_T: Tensor, logprobs_T: Tensor) -> Completion:
+    def _completion(
+        self, prompt: Sequence[int], tokens_T: Tensor, logprobs_T: Tensor
+    ) -> Completion:
         ends = (tokens_T == self.eos_id).nonzero()
         length = int(ends[0]) + 1 if len(ends) else len(tokens_T)
         return Completion(

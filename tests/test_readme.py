@@ -1,0 +1,48 @@
+"""Every `qrl` command of the README runs, shrunk to seconds where it trains."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from lightning_qrl.cli import app
+from lightning_qrl.recipe import load_recipe
+
+README = Path(__file__).parent.parent / "README.md"
+SHRINK = [
+    "trainer.max_steps=2",
+    "grpo.prompts_per_rollout=2",
+    "grpo.group_size=4",
+    "callbacks.held_out_evaluation.prompts=8",
+]
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def blocks(language: str) -> list[str]:
+    return [text for found, text in BLOCK.findall(README.read_text()) if found == language]
+
+
+def commands() -> list[str]:
+    lines = (line.split("#")[0].strip() for block in blocks("sh") for line in block.splitlines())
+    return [line for line in lines if line.startswith("qrl ")]
+
+
+def test_readme_has_commands():
+    assert len(commands()) >= 6
+
+
+@pytest.mark.parametrize("command", commands())
+def test_command_runs(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    arguments = shlex.split(command)[1:]
+    if arguments[0] == "fit":
+        arguments += SHRINK
+    assert app(arguments, standalone_mode=False) in (None, 0)
+
+
+def test_the_recipe_shown_is_the_one_shipped(tmp_path):
+    shown = tmp_path / "shown.yaml"
+    shown.write_text(next(text for text in blocks("yaml") if "extends" in text))
+    assert load_recipe(str(shown)).values == load_recipe("4bitter").values
