@@ -30,7 +30,7 @@ class ForwardQuantization(PrecisionCallback):
         options: the format's options.
 
     Raises:
-        ValueError: there is no such format or option.
+        ValueError: there is no such format, option or side.
     """
 
     def __init__(
@@ -47,6 +47,8 @@ class ForwardQuantization(PrecisionCallback):
         self.where = [where] if isinstance(where, str) else where
         if not self.where:
             raise ValueError("where selects nothing; leave the callback out instead")
+        if side not in ("train", "rollout", "both"):
+            raise ValueError(f"side must be train, rollout or both, got {side!r}")
         self.side = side
         self.weight = _format(format, options, weight or {})
         self.activation = _format(format, options, activation or {})
@@ -65,7 +67,7 @@ class ForwardQuantization(PrecisionCallback):
 
 def _format(name: str, options: Options, changes: Options) -> Format:
     """The common format with some changes; another format starts from its own defaults."""
-    own = changes.get("format", name)
+    own = str(changes.get("format", name))
     named = {key: value for key, value in changes.items() if key != "format"}
     common = options if own == name else {}
     return get_format(own, **{**common, **named})

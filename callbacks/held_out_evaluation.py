@@ -1,7 +1,7 @@
 """Held-out evaluation: the reward on prompts that are never trained on.
 
-Before the first step, every N optimizer steps and after the last one, one completion of each of the
-same prompts is sampled with the same draws, at the temperature of training.
+Before the first step of a run, every N optimizer steps and after the last one, one completion of
+each of the same prompts is sampled with the same draws, at the temperature of training.
 """
 
 from typing import Any
@@ -33,8 +33,19 @@ class HeldOutEvaluation(L.Callback):
         self.every_n_steps = every_n_steps
 
     @override
+    def on_load_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """A new run that starts from another run's checkpoint has no evaluations yet."""
+        module = _policy_module(pl_module)
+        wrote = checkpoint.get("lightning_qrl", {}).get("run_id")
+        if wrote != module.provenance.get("run_id"):
+            module.evaluations.clear()
+
+    @override
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._evaluate(trainer, pl_module)
+        if not _policy_module(pl_module).evaluations:
+            self._evaluate(trainer, pl_module)
 
     @override
     def on_train_batch_end(
@@ -53,16 +64,20 @@ class HeldOutEvaluation(L.Callback):
         self._evaluate(trainer, pl_module)
 
     def _evaluate(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        step = trainer.global_step
-        if not isinstance(pl_module, PolicyModule):
-            raise UserError("held_out_evaluation: needs a PolicyModule")
-        if step in pl_module.evaluations:
+        module, step = _policy_module(pl_module), trainer.global_step
+        if step in module.evaluations:
             return
-        held_out = pl_module.task.prompts("held_out")
+        held_out = module.task.prompts("held_out")
         stride = max(1, len(held_out) // self.prompts)
-        metrics = pl_module.evaluate(held_out[::stride][: self.prompts])
+        metrics = module.evaluate(held_out[::stride][: self.prompts])
         values = {name: metric.value() for name, metric in metrics.items()}
-        pl_module.evaluations[step] = values
+        module.evaluations[step] = values
         if trainer.logger is not None:
             logged = {f"eval/{name}": value for name, value in values.items()}
             trainer.logger.log_metrics(logged, step=step)
+
+
+def _policy_module(pl_module: L.LightningModule) -> PolicyModule:
+    if not isinstance(pl_module, PolicyModule):
+        raise UserError("held_out_evaluation: needs a PolicyModule")
+    return pl_module

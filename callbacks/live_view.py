@@ -27,11 +27,12 @@ class LiveView(L.Callback):
         self.every_n_steps = every_n_steps
         self._live: Live | None = None
         self._rewards: list[float] = []
-        self._began, self._first_step = 0.0, 0
+        self._began, self._first_step, self._shown = 0.0, 0, 0
 
     @override
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._began, self._first_step = time.perf_counter(), trainer.global_step
+        self._began = time.perf_counter()
+        self._first_step = self._shown = trainer.global_step
         console = Console()
         if trainer.is_global_zero and console.is_terminal:
             self._live = Live(console=console, refresh_per_second=4)
@@ -48,8 +49,9 @@ class LiveView(L.Callback):
     ) -> None:
         metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
         step = trainer.global_step
-        if not trainer.is_global_zero or metrics.get("step") != step:
+        if not trainer.is_global_zero or metrics.get("step") != step or step == self._shown:
             return  # in the middle of an optimizer step
+        self._shown = step
         if "train/reward" in metrics:
             self._rewards.append(metrics["train/reward"])
         progress = self._progress(trainer, step, metrics)

@@ -16,7 +16,8 @@ class SampledCompletions(L.Callback):
     """Logs the table ``completions.json``: step, prompt, completion, reward.
 
     Args:
-        every_n_steps: optimizer steps between two looks.
+        every_n_steps: optimizer steps between two looks; the first and the last step are looked at
+            in any case.
         count: completions a look.
 
     Raises:
@@ -42,7 +43,8 @@ class SampledCompletions(L.Callback):
         batch_idx: int,
     ) -> None:
         step = trainer.global_step
-        if step % self.every_n_steps or step == self._looked_at:
+        due = step % self.every_n_steps == 0 or step in (1, trainer.max_steps)
+        if not due or step == self._looked_at:
             return
         self._looked_at = step
         if not isinstance(pl_module, PolicyModule):

@@ -13,17 +13,17 @@ class SensitiveWeights(PrecisionCallback):
     """Keeps the selected layers in BF16.
 
     Args:
-        select: selectors: named predicates or globs on full module names.
+        select: a named predicate or a glob on full module names, or several.
 
     Raises:
         ValueError: the list is empty.
     """
 
-    def __init__(self, select: list[str]) -> None:
+    def __init__(self, select: str | list[str]) -> None:
         super().__init__()
-        if not select:
+        self.select = [select] if isinstance(select, str) else select
+        if not self.select:
             raise ValueError("select names no layer; leave the callback out instead")
-        self.select = select
 
     @override
     def declare(self, plan: PrecisionPlan) -> None:

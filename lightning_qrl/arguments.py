@@ -19,7 +19,8 @@ LENIENT = ConfigDict(arbitrary_types_allowed=True)
 def parameters(target: Callable[..., Any], injected: Collection[str] = ()) -> list[str]:
     """Names of the parameters that a recipe may set."""
     signature = inspect.signature(target)
-    named = [p.name for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    starred = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    named = [p.name for p in signature.parameters.values() if p.kind not in starred]
     return [name for name in named if name not in injected]
 
 
@@ -45,7 +46,7 @@ def check_arguments(
     known = parameters(target, injected)
     signature = inspect.signature(target)
     open_ended = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
-    hints = get_type_hints(target.__init__ if inspect.isclass(target) else target)
+    hints = _type_hints(target)
     for key, value in given.items():
         if key in known:
             _check_type(recipe, f"{path}.{key}", value, hints.get(key, Any))
@@ -54,6 +55,13 @@ def check_arguments(
     for key in known:
         if signature.parameters[key].default is inspect.Parameter.empty and key not in given:
             raise recipe.error(path, f"the key {key} is missing")
+
+
+def _type_hints(target: Callable[..., Any]) -> dict[str, Any]:
+    try:
+        return get_type_hints(target.__init__ if inspect.isclass(target) else target)
+    except NameError:  # names that another package imports for type checkers only
+        return {}
 
 
 def _check_type(recipe: Recipe, path: str, value: Any, hint: Any) -> None:

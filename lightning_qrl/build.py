@@ -5,11 +5,13 @@ one line that names the section.
 """
 
 import importlib
+import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import lightning as L
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from lightning_qrl.arguments import check_arguments, parameters
 from lightning_qrl.data import RolloutData
@@ -34,6 +36,7 @@ FIXED_TRAINER = {  # what the framework needs to be as it is
     "num_sanity_val_steps": 0,
 }
 NOT_THE_RECIPES = ("self", "logger", "callbacks", "default_root_dir", *FIXED_TRAINER)
+REJECTED = (ValueError, TypeError, MisconfigurationException)  # what constructors raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +63,17 @@ def build(recipe: Recipe) -> Run:
         UserError: the recipe is wrong; one line that names file and key.
     """
     values = recipe.values
-    policy = _make(recipe, "policy", Policy, values.get("policy", {}))
+    policy = make(recipe, "policy", Policy, values.get("policy", {}))
     task: Task = _make_named(recipe, "task", "lightning_qrl.tasks")
     engine = _make_engine(recipe, policy)
-    settings = _make(recipe, "optimizer", AdamWSettings, values.get("optimizer", {}))
+    settings = make(recipe, "optimizer", AdamWSettings, values.get("optimizer", {}))
     trainer_args = _trainer_args(recipe)
     parts = {"policy": policy, "task": task, "engine": engine, "optimizer": settings}
     methods = [key for key in ("grpo", "supervised") if key in values]
     if len(methods) != 1:
         raise UserError(f"recipe {recipe.name}: give one of the sections grpo and supervised")
-    make = _grpo if methods == ["grpo"] else _supervised
-    module, data = make(recipe, parts, trainer_args)
+    build_method = _grpo if methods == ["grpo"] else _supervised
+    module, data = build_method(recipe, parts, trainer_args)
     return Run(module, data, _make_callbacks(recipe), trainer_args)
 
 
@@ -86,14 +89,14 @@ def _grpo(
             raise recipe.error(f"grpo.{key}", f"no such key; {nearest(key, sorted(known))}")
     seed = {"seed": recipe.values.get("seed", 0)}
     module_args = {k: v for k, v in given.items() if k not in for_data}
-    module = _make(recipe, "grpo", GRPOModule, module_args, parts | seed)
+    module = make(recipe, "grpo", GRPOModule, module_args, parts | seed)
     extra = {
         "prompts": parts["task"].prompts("train"),
         "group_size": module.group_size,
         "micro_batches": trainer_args.get("accumulate_grad_batches", 1),
     }
     data_args = {k: v for k, v in given.items() if k in for_data}
-    return module, _make(recipe, "grpo", RolloutData, data_args, extra | seed)
+    return module, make(recipe, "grpo", RolloutData, data_args, extra | seed)
 
 
 def _supervised(
@@ -107,7 +110,7 @@ def _supervised(
         "max_steps": trainer_args["max_steps"],
     }
     given = recipe.values["supervised"]
-    return module, _make(recipe, "supervised", Demonstrations, given, extra | seed)
+    return module, make(recipe, "supervised", Demonstrations, given, extra | seed)
 
 
 def _make_engine(recipe: Recipe, policy: Policy) -> RolloutEngine:
@@ -124,6 +127,9 @@ def _trainer_args(recipe: Recipe) -> dict[str, Any]:
     steps = given.get("max_steps")
     if steps is None or steps < 1:
         raise recipe.error("trainer.max_steps", f"give the number of optimizer steps, got {steps}")
+    parts = given.get("accumulate_grad_batches", 1)
+    if parts < 1:
+        raise recipe.error("trainer.accumulate_grad_batches", f"expected at least 1, got {parts}")
     return given | FIXED_TRAINER
 
 
@@ -135,7 +141,7 @@ def _make_callbacks(recipe: Recipe) -> dict[str, L.Callback]:
             raise recipe.error(path, f"expected a mapping, got {given!r}")
         args = dict(given)
         target = _callback_class(recipe, key, args.pop("_target_", None))
-        callback = _make(recipe, path, target, args)
+        callback = make(recipe, path, target, args)
         if hasattr(callback, "handle"):
             callback.handle = key
         made[key] = callback
@@ -158,10 +164,12 @@ def _callback_class(recipe: Recipe, key: str, target: Any) -> type[L.Callback]:
 
 def _import(recipe: Recipe, path: str, target: Any) -> Any:
     module, _, name = str(target).rpartition(".")
+    if "" not in sys.path:
+        sys.path.append("")  # a class of one's own may lie in the working directory
     try:
         return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError):
-        raise recipe.error(path, f"cannot import {target!r}") from None
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
+        raise recipe.error(path, f"cannot import {target!r}: {error}") from None
 
 
 def _make_named(
@@ -181,17 +189,28 @@ def _make_named(
         target = load_plugin(package, name)
     except ValueError as error:
         raise recipe.error(f"{section}.{name_key}", str(error)) from None
-    return _make(recipe, section, target, given, extra or {})
+    return make(recipe, section, target, given, extra or {})
 
 
-def _make(
+def make(
     recipe: Recipe,
     path: str,
     target: Callable[..., Any],
     given: Mapping[str, Any],
     extra: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Check arguments, then construct; what the constructor rejects names the section."""
+    """Check arguments, then construct; what the constructor rejects names the section.
+
+    Args:
+        recipe: named in the errors.
+        path: dotted key of ``given``.
+        target: the constructor.
+        given: the recipe's arguments.
+        extra: further arguments, which the recipe may not set.
+
+    Raises:
+        UserError: an argument is unknown, missing, of a wrong type or out of range.
+    """
     extra = extra or {}
     injected: Collection[str] = extra.keys()
     check_arguments(recipe, path, given, target, injected)
@@ -199,5 +218,5 @@ def _make(
         return target(**given, **extra)
     except UserError:
         raise
-    except ValueError as error:
+    except REJECTED as error:
         raise recipe.error(path, str(error)) from None

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from typing_extensions import override
 
+from lightning_qrl.errors import UserError
 from lightning_qrl.experience import Experience, split_for_updates
 from lightning_qrl.grpo import GRPOModule
 from lightning_qrl.seeding import derive_seed
@@ -72,6 +73,7 @@ class RolloutData(L.LightningDataModule):
                 f"{len(prompts)} prompts"
             )
         self.prompts = prompts
+        self.group_size = group_size
         self.prompts_per_rollout = prompts_per_rollout
         self.minibatches = minibatches
         self.num_iterations = num_iterations
@@ -87,14 +89,28 @@ class RolloutData(L.LightningDataModule):
     def train_dataloader(self) -> DataLoader[Experience]:
         assert self.trainer is not None
         module = cast(GRPOModule, self.trainer.lightning_module)
-        phase, within = divmod(self.trainer.global_step, self.updates_per_rollout)
-        assert within == 0, "a phase begins where the last one ended"
         rank, world = self.trainer.global_rank, self.trainer.world_size
+        self._check_ranks(world)
+        phase, within = divmod(self.trainer.global_step, self.updates_per_rollout)
+        if within:
+            raise UserError(
+                f"the checkpoint was written after {within} of {self.updates_per_rollout} updates "
+                "on a rollout; resume from one written at the end of an epoch"
+            )
         prompts = self.phase_prompts(phase)[rank::world]
         experience = module.collect(prompts, phase)
         updates = self._updates(len(experience), phase)
         batches = split_for_updates(experience, updates, self.micro_batches, world)
         return DataLoader(cast("torch.utils.data.Dataset[Experience]", batches), batch_size=None)
+
+    def _check_ranks(self, world: int) -> None:
+        share = self.prompts_per_rollout // world * self.group_size
+        if self.prompts_per_rollout % world or share % (self.minibatches * self.micro_batches):
+            raise UserError(
+                f"prompts_per_rollout={self.prompts_per_rollout} does not give {world} ranks "
+                f"equal shares that divide into minibatches={self.minibatches} x "
+                f"accumulate_grad_batches={self.micro_batches} equal parts"
+            )
 
     def phase_prompts(self, phase: int) -> list[Prompt]:
         """The prompts of a phase, over all ranks."""

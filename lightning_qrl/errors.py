@@ -6,3 +6,6 @@ class UserError(ValueError):
 
     The command line prints it without a traceback and exits with code 2.
     """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(" ".join(message.split()))

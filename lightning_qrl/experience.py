@@ -78,7 +78,8 @@ class Experience:
         Columns that are padding in all of them are cut off.
         """
         rows = {name: tensor[index] for name, tensor in self._tensors().items()}
-        width = int(rows["mask_BS"].any(dim=0).nonzero().max()) + 1
+        used = rows["mask_BS"].any(dim=0).nonzero()
+        width = int(used.max()) + 1 if len(used) else 1
         for name in ("mask_BS", "logprobs_BS", "versions_BS"):
             rows[name] = rows[name][:, :width]
         rows["input_ids_BT"] = rows["input_ids_BT"][:, : width + 1]

@@ -15,10 +15,11 @@ V vocabulary.
 """
 
 import time
+import warnings
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import override
 
@@ -86,6 +87,16 @@ class GRPOModule(PolicyModule):
         self._tally = Tally()
         self._rollout_metrics: dict[str, Metric] = {}
         self._step_began = time.perf_counter()
+
+    @override
+    def configure_model(self) -> None:
+        super().configure_model()
+        if has_dropout(self.model):
+            warnings.warn(
+                f"policy {self.policy.name} trains with dropout but samples without it: importance "
+                "ratios are then noisy from the first update; set it to 0 in its config.json",
+                stacklevel=2,
+            )
 
     def collect(self, prompts: Sequence[Prompt], phase: int) -> Experience:
         """Sample a group for each prompt with the current weights, and judge it.
@@ -158,6 +169,17 @@ class GRPOModule(PolicyModule):
         self.log_dict({name: float(value) for name, value in values.items()})
 
 
+def has_dropout(model: nn.Module) -> bool:
+    """Whether any layer of a model drops activations or attention weights in training."""
+    rates = (m.p if isinstance(m, nn.Dropout) else _attention_dropout(m) for m in model.modules())
+    return any(rate > 0 for rate in rates)
+
+
+def _attention_dropout(module: nn.Module) -> float:
+    rate = getattr(module, "attention_dropout", 0.0)
+    return rate if isinstance(rate, float) else 0.0
+
+
 def rollout_metrics(experience: Experience, rewards_PG: Tensor) -> dict[str, Metric]:
     """What the completions of a rollout were like; TRL's names, without ``train/``.
 
@@ -166,6 +188,7 @@ def rollout_metrics(experience: Experience, rewards_PG: Tensor) -> dict[str, Met
         rewards_PG: float32 [P, G], its rewards by group.
     """
     length_B = experience.mask_BS.sum(dim=1)
+    ended_B = ~experience.truncated_B
     all_B = torch.ones_like(experience.truncated_B)
     return {
         "reward": mean(experience.rewards_B, all_B),
@@ -174,6 +197,9 @@ def rollout_metrics(experience: Experience, rewards_PG: Tensor) -> dict[str, Met
         "completions/mean_length": mean(length_B, all_B),
         "completions/min_length": smallest(length_B),
         "completions/max_length": largest(length_B),
+        "completions/mean_terminated_length": mean(length_B, ended_B),
+        "completions/min_terminated_length": smallest(length_B[ended_B]),
+        "completions/max_terminated_length": largest(length_B[ended_B]),
         "completions/clipped_ratio": mean(experience.truncated_B, all_B),
     }
 

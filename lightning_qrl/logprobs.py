@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-CHUNK = 4096  # tokens whose FP32 logits exist at one time
+CHUNK = 4096  # tokens whose intermediate FP32 results exist at one time
 
 
 def token_logprobs(

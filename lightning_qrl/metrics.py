@@ -28,13 +28,15 @@ class Metric:
     weight: float = 1.0
 
     def merge(self, other: "Metric") -> "Metric":
-        """The number over both contributions."""
+        """The number over both contributions; one without weight contributes nothing."""
+        if not (self.weight and other.weight):
+            return self if self.weight else other
         if self.reduce == "mean":
             return Metric("mean", self.total + other.total, self.weight + other.weight)
         return Metric(self.reduce, REDUCTIONS[self.reduce](self.total, other.total))
 
     def value(self) -> float:
-        """The reduced number; a mean over nothing is 0."""
+        """The reduced number; over nothing it is 0."""
         return self.total / self.weight if self.weight else 0.0
 
 
@@ -44,13 +46,13 @@ def mean(values: Tensor, mask: Tensor) -> Metric:
 
 
 def largest(values: Tensor) -> Metric:
-    """The maximum of a tensor; of an empty one, 0."""
-    return Metric("max", float(values.max()) if values.numel() else 0.0)
+    """The maximum of a tensor; an empty one contributes nothing."""
+    return Metric("max", float(values.max())) if values.numel() else Metric("max", 0.0, 0.0)
 
 
 def smallest(values: Tensor) -> Metric:
-    """The minimum of a tensor; of an empty one, 0."""
-    return Metric("min", float(values.min()) if values.numel() else 0.0)
+    """The minimum of a tensor; an empty one contributes nothing."""
+    return Metric("min", float(values.min())) if values.numel() else Metric("min", 0.0, 0.0)
 
 
 class Tally:

@@ -63,6 +63,8 @@ class AdamWSettings:
             {"params": [(n, p) for n, p in named if n not in exempt]},
             {"params": [(n, p) for n, p in named if n in exempt], "weight_decay": 0.0},
         ]
+        for group in groups:
+            group["param_names"] = []  # torch fills it in, but not where a group is empty
         b1, b2 = self.betas
         optimizer = AdamW(
             groups,
@@ -86,8 +88,8 @@ def regroup(optimizer: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
     """Lay a saved optimizer state out for the parameter groups of another optimizer.
 
     Args:
-        optimizer: the optimizer that loads it; its own groups and settings stay, save the learning
-            rate, which the schedule has moved.
+        optimizer: the optimizer that loads it; its own groups and settings stay, save that its
+            learning rate is where the schedule has moved it.
         saved: `state_dict` of an optimizer over the same parameters, grouped in any way.
 
     Returns:
@@ -102,5 +104,6 @@ def regroup(optimizer: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
     wanted = [name for group in fresh["param_groups"] for name in group["param_names"]]
     fresh["state"] = {i: state[name] for i, name in enumerate(wanted) if name in state}
     for group, old in zip(fresh["param_groups"], saved["param_groups"], strict=True):
-        group["lr"] = old["lr"]
+        own, theirs = group["initial_lr"], old["initial_lr"]
+        group["lr"] = old["lr"] if own == theirs else old["lr"] * own / theirs
     return fresh

@@ -34,7 +34,8 @@ def load_plugin(package: str, name: str) -> Any:
         name: the plugin's name, e.g. ``"arithmetic"``.
 
     Raises:
-        ValueError: there is no such plugin; the message gives the nearest names.
+        ValueError: there is no such plugin (the message gives the nearest names), or its module
+            defines nothing of its name.
     """
     known = plugin_names(package)
     if name not in known:
@@ -42,4 +43,7 @@ def load_plugin(package: str, name: str) -> Any:
         raise ValueError(f"{name!r} is not in {kind}; {nearest(name, known)}")
     module = importlib.import_module(f"{package}.{name}")
     wanted = name.replace("_", "")
-    return next(value for key, value in vars(module).items() if key.lower() == wanted)
+    for key, value in vars(module).items():
+        if not key.startswith("_") and key.replace("_", "").lower() == wanted:
+            return value
+    raise ValueError(f"{module.__name__} defines no class or function named like it")

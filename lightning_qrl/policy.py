@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
+from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -73,14 +74,17 @@ class Policy:
         pad = self.tokenizer.pad_token_id
         return self.eos_id if pad is None else cast(int, pad)
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids of a prompt."""
-        return cast(list[int], self.tokenizer(text)["input_ids"])
+    def encode(self, text: str, *, begins: bool = True) -> list[int]:
+        """Token ids of a text; of a prompt, which begins a sequence, or of what continues one."""
+        return cast(list[int], self.tokenizer(text, add_special_tokens=begins)["input_ids"])
 
     def decode(self, token_ids: torch.Tensor) -> str:
-        """Text of a completion, special tokens left out."""
-        text = self.tokenizer.decode(token_ids.tolist(), skip_special_tokens=True)
-        return cast(str, text)
+        """Text of a completion without the end-of-sequence token that closes it.
+
+        Any other special token shows in the text, so that no task takes it for a right answer.
+        """
+        ids = token_ids.tolist()
+        return cast(str, self.tokenizer.decode(ids[:-1] if ids[-1:] == [self.eos_id] else ids))
 
     def build(self) -> PreTrainedModel:
         """The model, in FP32, in training mode."""
@@ -92,15 +96,20 @@ class Policy:
 
     def skeleton(self) -> PreTrainedModel:
         """The model's architecture on the meta device: no weights are read or made."""
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(self._config(), dtype=torch.float32)
-        return cast(PreTrainedModel, model)
+        return _skeleton(self._config(), torch.float32)
 
     def save(self, model: PreTrainedModel, folder: Path) -> None:
         """Write weights, configuration and tokenizer: a folder that transformers and vLLM load."""
         dtype = getattr(torch, self.save_dtype)
-        state = {name: t.detach().cpu().to(dtype) for name, t in model.state_dict().items()}
-        model.save_pretrained(folder, state_dict=state)
+        state = {
+            name: t.detach().cpu().to(dtype if t.is_floating_point() else t.dtype)
+            for name, t in model.state_dict().items()
+        }
+        plain = _skeleton(model.config, dtype)  # it writes its dtype, and a tied weight once
+        plain.load_state_dict(state, assign=True)
+        plain.tie_weights()
+        plain.generation_config = model.generation_config
+        plain.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
 
     def _config(self) -> Any:
@@ -109,9 +118,14 @@ class Policy:
     def _load(self, auto: Any, **kwargs: Any) -> Any:
         try:
             return auto.from_pretrained(**self._source, **kwargs)
-        except (OSError, ImportError) as error:
+        except (OSError, ImportError, ValueError, SafetensorError) as error:
             reason = str(error).strip().splitlines()[0]
             raise UserError(f"policy {self.name} cannot be loaded: {reason}") from error
+
+
+def _skeleton(config: Any, dtype: torch.dtype) -> PreTrainedModel:
+    with torch.device("meta"):
+        return cast(PreTrainedModel, AutoModelForCausalLM.from_config(config, dtype=dtype))
 
 
 def _locate(name: str) -> dict[str, str]:

@@ -28,6 +28,8 @@ from lightning_qrl.rollouts.base import RolloutEngine
 from lightning_qrl.seeding import derive_seed
 from lightning_qrl.tasks.base import Prompt, Task
 
+PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")  # of the trainer
+
 
 class PolicyModule(L.LightningModule):
     """A policy under a precision plan, that can be sampled and judged.
@@ -64,6 +66,14 @@ class PolicyModule(L.LightningModule):
         self.samples: list[tuple[str, str, float]] = []
 
     @override
+    def setup(self, stage: str) -> None:
+        if self.trainer.precision not in PRECISIONS:
+            raise UserError(
+                f"trainer.precision={self.trainer.precision}: parameters are FP32 master weights; "
+                f"use one of {', '.join(PRECISIONS)}"
+            )
+
+    @override
     def configure_model(self) -> None:
         if "model" not in self._modules:
             self.model = self.policy.build()
@@ -71,7 +81,10 @@ class PolicyModule(L.LightningModule):
 
     @override
     def configure_optimizers(self) -> Any:
-        no_decay = (f"{row.layer}.weight" for row in self.plan.table() if not row.weight_decay)
+        exempt = [row.layer for row in self.plan.table() if not row.weight_decay]
+        weights = {id(self.model.get_submodule(layer).weight) for layer in exempt}
+        # by identity: a tied weight goes by the embedding's name
+        no_decay = (name for name, p in self.model.named_parameters() if id(p) in weights)
         steps = self.trainer.max_steps  # estimating it would make Lightning load data already
         optimizer, schedule = self.optimizer_settings.build(self.model, frozenset(no_decay), steps)
         return {
@@ -86,6 +99,8 @@ class PolicyModule(L.LightningModule):
     @override
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.evaluations = dict(checkpoint.get("lightning_qrl", {}).get("evaluations", {}))
+        for schedule in checkpoint.get("lr_schedulers", []):  # its place is restored, not its peak
+            schedule["base_lrs"] = [self.optimizer_settings.lr for _ in schedule["base_lrs"]]
 
     def sample(self, prompts: Sequence[Prompt], samples: int, seed: int) -> list[Completion]:
         """Completions of the current policy, in the plan's rollout precision.
@@ -101,14 +116,14 @@ class PolicyModule(L.LightningModule):
         """Rewards of completions, float32 [B], those of one prompt side by side.
 
         Raises:
-            UserError: the task returned a reward that is not finite.
+            UserError: the task returned a reward that is no finite number.
         """
         texts = [self.policy.decode(completion.token_ids_N) for completion in completions]
         each = len(completions) // len(prompts)
         pairs = [(prompts[i // each], text) for i, text in enumerate(texts)]
         rewards = [self.task.reward(prompt, text) for prompt, text in pairs]
         for (prompt, text), reward in zip(pairs, rewards, strict=True):
-            if not math.isfinite(reward):
+            if reward is None or not math.isfinite(reward):
                 raise UserError(f"the reward of {text!r} for {prompt.text!r} is {reward}")
         self.samples = [(p.text, t, r) for (p, t), r in zip(pairs, rewards, strict=True)]
         return torch.tensor(rewards, dtype=torch.float32)

@@ -9,8 +9,10 @@ OmegaConf does loading, merging, interpolation and dotted overrides; the result 
 Nothing here imports torch: what the values mean is checked in `build`.
 """
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,8 @@ SECTIONS = (
 COMMAND_LINE = "command line"
 PACKAGE = Path(__file__).parent
 FOLDERS = (PACKAGE / "recipes", PACKAGE.parent / "recipes")  # the wheel's, then the checkout's
+MAX_SEED = 2**32 - 1  # numpy's
+UNREADABLE = (OSError, UnicodeDecodeError, YAMLError, OmegaConfBaseException, RecursionError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +62,15 @@ class Recipe:
         return dict(_leaves(self.values))
 
 
+def shipped_recipes() -> dict[str, Path]:
+    """The files of the shipped recipes by their names, sorted."""
+    files = [path for folder in reversed(FOLDERS) for path in folder.glob("*.yaml")]
+    return dict(sorted((path.stem, path) for path in files))
+
+
 def recipe_names() -> list[str]:
-    """Names of the shipped recipes."""
-    return sorted({path.stem for folder in FOLDERS for path in folder.glob("*.yaml")})
+    """Names of the shipped recipes, sorted."""
+    return list(shipped_recipes())
 
 
 def find_recipe(name: str, beside: Path | None = None) -> Path:
@@ -75,10 +85,20 @@ def find_recipe(name: str, beside: Path | None = None) -> Path:
     """
     file = name if name.endswith((".yaml", ".yml")) else f"{name}.yaml"
     for path in [*([beside / file] if beside else []), Path(file), *(f / file for f in FOLDERS)]:
-        if path.is_file():
+        if os.path.isfile(path):  # unlike Path.is_file, it takes any name
             return path
+    if os.path.isdir(name):
+        raise UserError(f"recipe {name} is a folder; name a file in it")
     stem = Path(file).stem
     raise UserError(f"recipe {name} not found; {nearest(stem, recipe_names())}")
+
+
+def read_text(path: Path) -> str:
+    """The text of a recipe's file."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not readable as YAML: {error}") from None
 
 
 def load_recipe(name: str, overrides: Sequence[str] = (), without: Sequence[str] = ()) -> Recipe:
@@ -95,27 +115,25 @@ def load_recipe(name: str, overrides: Sequence[str] = (), without: Sequence[str]
     """
     path = find_recipe(name)
     sources = [*_read_chain(path, ()), (COMMAND_LINE, _parse_overrides(overrides))]
-    merged = OmegaConf.merge(*(values for _, values in sources))
-    try:
-        values = OmegaConf.to_container(merged, resolve=True, throw_on_missing=True)
-    except OmegaConfBaseException as error:
-        raise UserError(f"{path}: {_first_line(error)}") from None
-    assert isinstance(values, dict)
-    recipe = Recipe(path.stem, {str(key): value for key, value in values.items()}, tuple(sources))
-    _check_sections(recipe)
-    _drop_callbacks(recipe, without)
-    return recipe
+    return _resolve(path.stem, sources, str(path), without)
 
 
 def recipe_from_yaml(
     text: str, name: str, overrides: Sequence[str] = (), without: Sequence[str] = ()
 ) -> Recipe:
     """A recipe from the YAML of a resolved one (see `Recipe.to_yaml`)."""
-    stored, changes = OmegaConf.create(text), _parse_overrides(overrides)
-    values = OmegaConf.to_container(OmegaConf.merge(stored, changes), resolve=True)
-    assert isinstance(values, dict)
-    plain = {str(key): value for key, value in values.items()}
-    recipe = Recipe(name, plain, (("checkpoint", plain), (COMMAND_LINE, changes)))
+    stored = _plain("checkpoint", lambda: OmegaConf.create(text))
+    sources = [("checkpoint", stored), (COMMAND_LINE, _parse_overrides(overrides))]
+    return _resolve(name, sources, "checkpoint", without)
+
+
+def _resolve(
+    name: str, sources: list[tuple[str, dict[str, Any]]], label: str, without: Sequence[str]
+) -> Recipe:
+    """Merge the sources, resolve interpolations, check the sections, leave callbacks out."""
+    together = reduce(_merge, (values for _, values in sources))
+    merged = _plain(label, lambda: OmegaConf.create(together), resolve=True)
+    recipe = Recipe(name, merged, tuple(sources))
     _check_sections(recipe)
     _drop_callbacks(recipe, without)
     return recipe
@@ -123,9 +141,10 @@ def recipe_from_yaml(
 
 def _read_chain(path: Path, children: tuple[Path, ...]) -> Iterator[tuple[str, dict[str, Any]]]:
     """A recipe's ancestors, oldest first, then the recipe itself; without their ``extends``."""
-    if path in children:
+    real = path.resolve()
+    if real in children:
         raise UserError(f"{path}: extends itself through {children[-1]}")
-    values = _read(path)
+    values = _plain(f"{path}: not readable as YAML", lambda: OmegaConf.load(path))
     parent = values.pop("extends", None)
     if parent is not None:
         if not isinstance(parent, str):
@@ -134,18 +153,33 @@ def _read_chain(path: Path, children: tuple[Path, ...]) -> Iterator[tuple[str, d
             parent_path = find_recipe(parent, beside=path.parent)
         except UserError as error:
             raise UserError(f"{path}: extends: {error}") from None
-        yield from _read_chain(parent_path, (*children, path))
+        yield from _read_chain(parent_path, (*children, real))
     yield str(path), values
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _merge(below: Any, above: Any) -> Any:
+    """Mappings are merged key by key; anything else is replaced."""
+    if not (isinstance(below, dict) and isinstance(above, dict)):
+        return above
+    return {**below, **{k: _merge(below[k], v) if k in below else v for k, v in above.items()}}
+
+
+def _plain(label: str, make: Callable[[], Any], *, resolve: bool = False) -> dict[str, Any]:
+    """What OmegaConf makes, as plain containers with text as keys."""
     try:
-        values = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
-    except (OSError, UnicodeDecodeError, YAMLError, OmegaConfBaseException) as error:
-        raise UserError(f"{path}: not readable as YAML: {_one_line(error)}") from None
-    if not isinstance(values, dict):
-        raise UserError(f"{path}: a recipe is a mapping of sections, got {type(values).__name__}")
-    return {str(key): value for key, value in values.items()}
+        made = OmegaConf.to_container(make(), resolve=resolve, throw_on_missing=resolve)
+    except UNREADABLE as error:
+        raise UserError(f"{label}: {error}") from None
+    if not isinstance(made, dict):
+        raise UserError(f"{label}: a recipe is a mapping of sections, got a list")
+    values: dict[str, Any] = _text_keys(made)
+    return values
+
+
+def _text_keys(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _text_keys(part) for key, part in value.items()}
+    return [_text_keys(part) for part in value] if isinstance(value, list) else value
 
 
 def _parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
@@ -153,12 +187,7 @@ def _parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
         key, equals, _ = override.partition("=")
         if not equals or not key.strip() or any(not part for part in key.split(".")):
             raise UserError(f"{COMMAND_LINE}: {override!r} is no override; write key.subkey=value")
-    try:
-        values = OmegaConf.to_container(OmegaConf.from_dotlist(list(overrides)), resolve=False)
-    except (YAMLError, OmegaConfBaseException) as error:
-        raise UserError(f"{COMMAND_LINE}: {_one_line(error)}") from None
-    assert isinstance(values, dict)
-    return {str(key): value for key, value in values.items()}
+    return _plain(COMMAND_LINE, lambda: OmegaConf.from_dotlist(list(overrides)))
 
 
 def _check_sections(recipe: Recipe) -> None:
@@ -166,8 +195,8 @@ def _check_sections(recipe: Recipe) -> None:
         if key not in SECTIONS:
             raise recipe.error(key, f"no such section; {nearest(key, list(SECTIONS))}")
         if key == "seed":
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise recipe.error(key, f"expected an integer of at least 0, got {value!r}")
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_SEED:
+                raise recipe.error(key, f"expected an integer from 0 to 2**32 - 1, got {value!r}")
         elif not isinstance(value, dict):
             raise recipe.error(key, f"expected a mapping, got {value!r}")
 
@@ -193,11 +222,3 @@ def _leaves(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield from _leaves(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0]
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())

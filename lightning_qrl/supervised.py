@@ -21,7 +21,8 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 from typing_extensions import override
 
-from lightning_qrl.experience import Completion, Experience, make_experience
+from lightning_qrl.errors import UserError
+from lightning_qrl.experience import Completion, Experience, make_experience, split_for_updates
 from lightning_qrl.logprobs import token_logprobs
 from lightning_qrl.optimizer import AdamWSettings
 from lightning_qrl.policy import Policy
@@ -62,7 +63,7 @@ class SupervisedModule(PolicyModule):
         logprobs_BS, _ = token_logprobs(logits_BSV, targets_BS)
         loss = -logprobs_BS.masked_fill(~batch.mask_BS, 0.0).sum() / batch.step_tokens
         self.log_dict({"train/loss": loss, "step": float(self.global_step + 1)})
-        return loss
+        return loss * batch.loss_scale
 
     @override
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
@@ -119,7 +120,17 @@ class Demonstrations(L.LightningDataModule):
     def train_dataloader(self) -> DataLoader[Experience]:
         assert self.trainer is not None
         first = self.trainer.global_step
-        batches = [self.batch(step) for step in range(first, first + STEPS_PER_EPOCH)]
+        parts = self.trainer.accumulate_grad_batches
+        if self.batch_size % parts:
+            raise UserError(
+                f"supervised.batch_size={self.batch_size} does not divide into "
+                f"accumulate_grad_batches={parts} equal parts"
+            )
+        batches = [
+            batch
+            for step in range(first, first + STEPS_PER_EPOCH)
+            for batch in split_for_updates(self.batch(step), [torch.arange(self.batch_size)], parts)
+        ]
         return DataLoader(cast("torch.utils.data.Dataset[Experience]", batches), batch_size=None)
 
     def batch(self, step: int) -> Experience:
@@ -136,7 +147,7 @@ class Demonstrations(L.LightningDataModule):
             draw.choice(self.alphabet) if draw.random() < noise else character
             for character in prompt.answer
         )
-        ids = torch.tensor([*self.policy.encode(answer), self.policy.eos_id])
+        ids = torch.tensor([*self.policy.encode(answer, begins=False), self.policy.eos_id])
         return Completion(
             prompt_ids=tuple(self.policy.encode(prompt.text)),
             token_ids_N=ids,

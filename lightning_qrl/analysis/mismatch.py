@@ -11,7 +11,7 @@ With d_t = log pi_trainer(token_t) - log pi_sampler(token_t), means over tokens 
 
 On the first update after the sampler got the trainer's weights, all of this is numerics:
 quantization, the key-value cache, the order of sums. On later updates the policy's own change adds
-to it. Exponents are clamped to +-20, as in verl.
+to it. d and sum_t d are clamped to +-20 before they are exponents, as in verl.
 """
 
 import torch
@@ -62,16 +62,16 @@ def rollout_correction(logprobs_BS: Tensor, experience: Experience) -> dict[str,
     return {
         "kl": mean(-d_BS, mask_BS),
         "k3_kl": mean(_exp(d_BS) - d_BS - 1, mask_BS),
-        "chi2_token": mean(_exp(2 * d_BS) - 1, mask_BS),
-        "chi2_seq": mean(_exp(2 * d_BS.sum(dim=1)) - 1, some_B),
+        "chi2_token": mean(_exp(d_BS).square() - 1, mask_BS),
+        "chi2_seq": mean(_exp(d_BS.sum(dim=1)).square() - 1, some_B),
         "training_log_ppl": mean(trainer_B, some_B),
         "training_ppl": mean(_exp(trainer_B), some_B),
         "rollout_log_ppl": mean(sampler_B, some_B),
         "rollout_ppl": mean(_exp(sampler_B), some_B),
         "log_ppl_diff": mean(gap_B, some_B),
         "log_ppl_abs_diff": mean(gap_B.abs(), some_B),
-        "log_ppl_diff_max": largest(gap_B),
-        "log_ppl_diff_min": smallest(gap_B),
+        "log_ppl_diff_max": largest(gap_B[some_B]),
+        "log_ppl_diff_min": smallest(gap_B[some_B]),
         "ppl_ratio": mean(_exp(gap_B), some_B),
     }
 

@@ -10,6 +10,7 @@ from lightning_qrl.errors import UserError
 app = typer.Typer(
     name="qrl",
     help="Reinforcement learning of language models in low precision.",
+    epilog="Example: qrl fit --recipe 4bitter.yaml",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -24,5 +25,5 @@ def main() -> None:
     try:
         app()
     except UserError as error:
-        print(f"qrl: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"qrl: {error}", file=sys.stderr)
         sys.exit(2)

@@ -1,16 +1,18 @@
 """`qrl fit`: train by a recipe."""
 
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lightning_qrl.cli.options import Overrides, Without
+from lightning_qrl.cli.quiet import quiet_imports
 from lightning_qrl.errors import UserError
-from lightning_qrl.recipe import load_recipe, recipe_from_yaml
 
 if TYPE_CHECKING:
-    from lightning_qrl.launch import Outcome
+    from lightning_qrl.launch import Origin
+    from lightning_qrl.recipe import Recipe
 
 
 def fit(
@@ -33,35 +35,36 @@ def fit(
     """
     if recipe is None and resume is None:
         raise UserError("give --recipe, or --resume to continue a run")
-    if dry_run and recipe is not None:
-        from lightning_qrl.build import build
-        from lightning_qrl.launch import rehearse
+    chosen, origin = _chosen(recipe, resume, overrides or (), without or ())
+    with quiet_imports():
+        from lightning_qrl.launch import check, launch
+        from lightning_qrl.reports.summary import summary
 
-        chosen = load_recipe(recipe, overrides or (), without or ())
-        rehearse(build(chosen))
+    if dry_run:
+        check(chosen, origin)
         print(chosen.to_yaml(), end="")
         return
-    from lightning_qrl.launch import find_origin, launch
-
-    origin = find_origin(resume, None) if resume is not None else None
-    if recipe is not None:
-        chosen = load_recipe(recipe, overrides or (), without or ())
-    else:
-        assert origin is not None
-        stored = origin.recipe
-        chosen = recipe_from_yaml(stored.to_yaml(), stored.name, overrides or (), without or ())
     outcome = launch(chosen, origin)
-    _print_summary(outcome)
-    if outcome.status != "FINISHED":
-        sys.exit(130)
+    print(summary(outcome.status, outcome.plan, outcome.evaluations, outcome.run))
+    sys.exit(outcome.exit_code)
 
 
-def _print_summary(outcome: "Outcome") -> None:
-    print(f"\n{outcome.status.lower()}: {outcome.plan}")
-    if outcome.evaluations:
-        first, last = min(outcome.evaluations), max(outcome.evaluations)
-        before, after = (outcome.evaluations[step]["reward"] for step in (first, last))
-        print(f"held-out reward  {before:.3f} at step {first}  ->  {after:.3f} at step {last}")
-    print(f"run     {outcome.run.version} (id {outcome.run.run_id})")
-    print(f"folder  {outcome.folder}")
-    print(f"look    mlflow ui --backend-store-uri {outcome.run.uri}")
+def _chosen(
+    recipe: str | None, resume: str | None, overrides: Sequence[str], without: Sequence[str]
+) -> "tuple[Recipe, Origin | None]":
+    """What to train by, and from where; without ``--recipe`` that of the run to continue."""
+    from lightning_qrl.recipe import load_recipe, recipe_from_yaml
+
+    chosen = None if recipe is None else load_recipe(recipe, overrides, without)
+    if resume is None:
+        assert chosen is not None
+        return chosen, None
+    with quiet_imports():
+        from lightning_qrl.launch import find_origin
+
+    says = recipe_from_yaml("{}", resume, overrides) if chosen is None else chosen
+    origin = find_origin(resume, says.flat().get("tracking.uri"))
+    if chosen is None:
+        stored = origin.recipe
+        chosen = recipe_from_yaml(stored.to_yaml(), stored.name, overrides, without)
+    return chosen, origin

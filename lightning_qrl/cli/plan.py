@@ -1,7 +1,7 @@
 """`qrl plan`: what each layer will compute in."""
 
 from lightning_qrl.cli.options import Overrides, RecipeName, Without
-from lightning_qrl.recipe import load_recipe
+from lightning_qrl.cli.quiet import quiet_imports
 
 
 def plan(recipe: RecipeName, overrides: Overrides = None, without: Without = None) -> None:
@@ -9,13 +9,17 @@ def plan(recipe: RecipeName, overrides: Overrides = None, without: Without = Non
 
     Example: qrl plan --recipe 4bitter.yaml --without sensitive_weights
     """
+    from lightning_qrl.recipe import load_recipe
+
+    chosen = load_recipe(recipe, overrides or (), without or ())
     from rich.console import Console
 
-    from lightning_qrl.build import build
-    from lightning_qrl.launch import rehearse
-    from lightning_qrl.reports.plan import PLAIN, plan_table, plan_text
+    with quiet_imports():
+        from lightning_qrl.build import build
+        from lightning_qrl.launch import rehearse
+        from lightning_qrl.reports.plan import PLAIN, plan_table, plan_text
 
-    run = build(load_recipe(recipe, overrides or (), without or ()))
+    run = build(chosen)
     resolved = rehearse(run)
     console = Console()
     if console.is_terminal:

@@ -1,14 +1,14 @@
 """`qrl recipes`: the shipped stacks, to list, show, copy, check and compare."""
 
-import difflib
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from lightning_qrl.cli.options import Overrides
+from lightning_qrl.cli.quiet import quiet_imports
 from lightning_qrl.errors import UserError
-from lightning_qrl.recipe import find_recipe, load_recipe, recipe_names
 
 app = typer.Typer(help="The recipes: ls, show, cp, validate, diff.", no_args_is_help=True)
 Name = Annotated[str, typer.Argument(metavar="RECIPE", help="A shipped name or a path.")]
@@ -20,10 +20,12 @@ def ls() -> None:
 
     Example: qrl recipes ls
     """
-    names = recipe_names()
-    for name in names:
-        first = find_recipe(name).read_text().splitlines()[0]
-        print(f"{name:{max(map(len, names))}}  {first.removeprefix('#').strip()}")
+    from lightning_qrl.recipe import read_text, shipped_recipes
+
+    recipes = shipped_recipes()
+    for name, path in recipes.items():
+        first = read_text(path).partition("\n")[0]
+        print(f"{name:{max(map(len, recipes))}}  {first.removeprefix('#').strip()}")
 
 
 @app.command("show")
@@ -37,7 +39,9 @@ def show(
 
     Example: qrl recipes show 4bitter --resolved
     """
-    print(load_recipe(name).to_yaml() if resolved else find_recipe(name).read_text(), end="")
+    from lightning_qrl.recipe import find_recipe, load_recipe, read_text
+
+    print(load_recipe(name).to_yaml() if resolved else read_text(find_recipe(name)), end="")
 
 
 @app.command("cp")
@@ -46,12 +50,15 @@ def cp(name: Name, target: Annotated[Path, typer.Argument(help="A file or a fold
 
     Example: qrl recipes cp 4bitter mine.yaml
     """
+    from lightning_qrl.recipe import find_recipe, read_text
+
     source = find_recipe(name)
+    text = read_text(source)
     file = target / source.name if target.is_dir() else target
-    if file.exists():
+    if os.path.lexists(file):
         raise UserError(f"{file} is there already; choose another name")
     try:
-        file.write_text(source.read_text())
+        file.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UserError(f"{file} cannot be written: {error.strerror}") from None
     print(file)
@@ -63,10 +70,14 @@ def validate(name: Name, overrides: Overrides = None) -> None:
 
     Example: qrl recipes validate mine.yaml
     """
-    from lightning_qrl.build import build
-    from lightning_qrl.launch import rehearse
+    from lightning_qrl.recipe import find_recipe, load_recipe
 
-    plan = rehearse(build(load_recipe(name, overrides or ())))
+    recipe = load_recipe(name, overrides or ())
+    with quiet_imports():
+        from lightning_qrl.build import build
+        from lightning_qrl.launch import rehearse
+
+    plan = rehearse(build(recipe))
     print(f"{find_recipe(name)}: {plan.summary()}")
 
 
@@ -76,6 +87,10 @@ def diff(first: Name, second: Name) -> None:
 
     Example: qrl recipes diff nvfp4_naive 4bitter
     """
+    import difflib
+
+    from lightning_qrl.recipe import load_recipe
+
     a, b = (load_recipe(name).to_yaml().splitlines() for name in (first, second))
     for line in difflib.unified_diff(a, b, first, second, lineterm=""):
         print(line)

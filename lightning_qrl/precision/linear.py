@@ -15,7 +15,8 @@ computed. (Transformer Engine's `backward_override`; "The 4-bitter Lesson", dequ
 A quantized value is element code x block scale x outer scale. The first product has so few
 significant bits that BF16 holds it exactly; the outer scale, one FP32 number for a tensor or a row,
 is applied to the GEMM's result. A GEMM on such values with FP32 accumulation is what the hardware
-computes. The GEMM runs in the dtype of its input (the autocast dtype under autocast).
+computes. The GEMM runs in the dtype of its input (the autocast dtype under autocast), save that
+FP16 becomes FP32 inside of the layer: the largest product of two NVFP4 values is far above 65504.
 
 N tokens, I in features, O out features.
 """
@@ -61,11 +62,15 @@ class SideSwitch:
     """Which side's precision the layers of one model use now; shared by all of them.
 
     While the sampler runs, the weights stand still, so each is quantized once: `weights` keeps the
-    quantized weight of every layer until the sampler is done.
+    quantized weight of every layer (in each dtype that is asked for) until the sampler is done.
     """
 
     current: Side = "train"
-    weights: dict[int, Scaled] = field(default_factory=dict)
+    weights: dict[tuple[nn.Module, torch.dtype], Scaled] = field(default_factory=dict)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """A copy of a model switches with the model: the plan that switches them is one."""
+        return self
 
 
 class QuantLinear(nn.Linear):
@@ -104,22 +109,23 @@ class QuantLinear(nn.Linear):
         precision = self.precision[self.switch.current]
         if precision is None:
             return super().forward(input)
-        dtype = _compute_dtype(input)
+        output_dtype = _output_dtype(input)
+        dtype = torch.float32 if output_dtype == torch.float16 else output_dtype
         x_NI = input.to(dtype).reshape(-1, self.in_features)
         with torch.autocast(input.device.type, enabled=False):
-            w_OI = self._weight(precision)
+            w_OI = self._weight(precision, dtype)
             y_NO: Tensor = _Linear.apply(x_NI, self.weight, w_OI, precision)  # type: ignore[no-untyped-call]
             if self.bias is not None:
                 y_NO = y_NO + self.bias.to(dtype)
-        return y_NO.view(*input.shape[:-1], self.out_features)
+        return y_NO.to(output_dtype).view(*input.shape[:-1], self.out_features)
 
-    def _weight(self, precision: LinearPrecision) -> Scaled:
+    def _weight(self, precision: LinearPrecision, dtype: torch.dtype) -> Scaled:
         if self.switch.current == "train":
-            return _scaled(precision.weight, self.weight)
-        kept = self.switch.weights
-        if id(self) not in kept:
-            kept[id(self)] = _scaled(precision.weight, self.weight)
-        return kept[id(self)]
+            return _scaled(precision.weight, self.weight, dtype)
+        kept, key = self.switch.weights, (self, dtype)
+        if key not in kept:
+            kept[key] = _scaled(precision.weight, self.weight, dtype)
+        return kept[key]
 
     @override
     def extra_repr(self) -> str:
@@ -134,64 +140,68 @@ class _Linear(torch.autograd.Function):
     def forward(
         ctx: Any, x_NI: Tensor, weight_OI: Tensor, w: Scaled, precision: LinearPrecision
     ) -> Tensor:
-        dtype = x_NI.dtype
-        x = _scaled(precision.activation, x_NI)
-        ctx.precision, ctx.weight_dtype = precision, weight_OI.dtype
+        x = _scaled(precision.activation, x_NI, x_NI.dtype)
+        ctx.precision = precision
         if precision.backward == "dequantized":
-            saved = (x.values.to(dtype), x.outer, w.values.to(dtype), w.outer)
+            ctx.save_for_backward(x.values, x.outer, w.values, w.outer)
         else:
-            saved = (x_NI, None, weight_OI.to(dtype), None)
-        ctx.save_for_backward(*saved)
-        return _gemm(x, w, dtype)
+            ctx.save_for_backward(x_NI, None, weight_OI, None)
+        return _gemm(x, w)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         (dy_NO,) = grads
-        dx_NI = dw_OI = None
         x_NI, x_outer, w_OI, w_outer = ctx.saved_tensors
-        requantize = ctx.precision.backward == "quantized"
-        if ctx.needs_input_grad[0]:
-            dx_NI = (
-                _dgrad_quantized(dy_NO, w_OI, ctx.precision)
-                if requantize
-                else _outer(dy_NO, w_outer, transpose=True) @ w_OI
-            )
-        if ctx.needs_input_grad[1]:
-            dw_OI = (
-                _wgrad_quantized(dy_NO, x_NI, ctx.precision)
-                if requantize
-                else _outer(dy_NO, x_outer).T @ x_NI
-            ).to(ctx.weight_dtype)
+        x, w = Scaled(x_NI, x_outer), Scaled(w_OI, w_outer)
+        dx_NI = dw_OI = None
+        with torch.autocast(dy_NO.device.type, enabled=False):
+            if ctx.needs_input_grad[0]:
+                dx_NI = _dgrad(dy_NO, w, ctx.precision)
+            if ctx.needs_input_grad[1]:
+                dw_OI = _wgrad(dy_NO, x, ctx.precision)  # autograd casts it to W's dtype
         return dx_NI, dw_OI, None, None
 
 
-def _dgrad_quantized(dy_NO: Tensor, w_OI: Tensor, rule: LinearPrecision) -> Tensor:
-    return _gemm(_scaled(rule.gradient, dy_NO), _scaled(rule.weight, w_OI.T), dy_NO.dtype)
+def _dgrad(dy_NO: Tensor, w: Scaled, rule: LinearPrecision) -> Tensor:
+    dtype = dy_NO.dtype
+    if rule.backward == "quantized":
+        return _gemm(_scaled(rule.gradient, dy_NO, dtype), _scaled(rule.weight, w.values.T, dtype))
+    return _outer(dy_NO, columns=w.outer) @ w.values.to(dtype)
 
 
-def _wgrad_quantized(dy_NO: Tensor, x_NI: Tensor, rule: LinearPrecision) -> Tensor:
-    dy_ON, x_IN = _scaled(rule.gradient, dy_NO.T), _scaled(rule.activation, x_NI.T)
-    return _gemm(dy_ON, x_IN, dy_NO.dtype)
+def _wgrad(dy_NO: Tensor, x: Scaled, rule: LinearPrecision) -> Tensor:
+    dtype = dy_NO.dtype
+    if rule.backward == "quantized":
+        dy_ON = _scaled(rule.gradient, dy_NO.T, dtype)
+        return _gemm(dy_ON, _scaled(rule.activation, x.values.T, dtype))
+    return _outer(dy_NO, rows=x.outer).T @ x.values
 
 
-def _gemm(a_MK: Scaled, b_NK: Scaled, dtype: torch.dtype) -> Tensor:
+def _gemm(a_MK: Scaled, b_NK: Scaled) -> Tensor:
     """A B^T of two scaled operands: the GEMM on their values, then the outer scales."""
-    product_MN = F.linear(a_MK.values.to(dtype), b_NK.values.to(dtype))
-    return _outer(_outer(product_MN, a_MK.outer), b_NK.outer, transpose=True)
+    product_MN = F.linear(a_MK.values, b_NK.values)
+    return _outer(product_MN, rows=a_MK.outer, columns=b_NK.outer)
 
 
-def _outer(values: Tensor, outer: Tensor | None, transpose: bool = False) -> Tensor:
-    """Values times an outer scale (of the rows, or transposed of the columns), in FP32."""
-    if outer is None:
-        return values
-    scale = outer.T if transpose and outer.ndim else outer
-    return (values * scale).to(values.dtype)  # FP32 scale: the product is FP32
+def _outer(values_MN: Tensor, rows: Tensor | None = None, columns: Tensor | None = None) -> Tensor:
+    """Values times the outer scales of the rows and of the columns, rounded once, at the end."""
+    scaled_MN = values_MN
+    # A scale of two axes makes the product FP32; one of none would itself be rounded to BF16.
+    if rows is not None:
+        scaled_MN = scaled_MN * rows.reshape(-1, 1)
+    if columns is not None:
+        scaled_MN = scaled_MN * columns.reshape(1, -1)
+    return scaled_MN.to(values_MN.dtype)
 
 
-def _scaled(format: Format | None, values: Tensor) -> Scaled:
-    return Scaled(values, None) if format is None else format.scaled(values)
+def _scaled(format: Format | None, values: Tensor, dtype: torch.dtype) -> Scaled:
+    """Quantized values in the dtype of the GEMM: exact in BF16 already."""
+    if format is None:
+        return Scaled(values.to(dtype), None)
+    scaled = format.scaled(values)
+    return Scaled(scaled.values.to(dtype), scaled.outer)
 
 
-def _compute_dtype(input: Tensor) -> torch.dtype:
+def _output_dtype(input: Tensor) -> torch.dtype:
     device = input.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else input.dtype

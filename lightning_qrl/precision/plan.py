@@ -5,14 +5,15 @@ declare does not matter:
 
 * `quantize` sets fields of the layers that a selector means. Two callbacks that ask different
   values of one field of one layer are an error that names both.
-* `keep` wins over every `quantize`: the layer computes in BF16.
+* `keep` wins over every `quantize`: the layer computes in BF16. Where nothing is quantized, there
+  is nothing to keep.
 * A layer that no rule quantizes stays the plain `nn.Linear` that it was.
 """
 
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 from torch import nn
@@ -20,12 +21,13 @@ from torch import nn
 from lightning_qrl.errors import UserError
 from lightning_qrl.formats import Format, get_format
 from lightning_qrl.precision.linear import LinearPrecision, QuantLinear, Side, SideSwitch
-from lightning_qrl.precision.select import Linears, Selector, find_linears, select
+from lightning_qrl.precision.select import Selector, find_linears, select
 
 Field = Format | str
 SIDES: tuple[Side, ...] = get_args(Side)
 _BF16 = get_format("bf16")
 BF16 = LinearPrecision(_BF16, _BF16, _BF16, backward="quantized")
+COMMITTED = "the plan is committed: rules come before the model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,7 @@ class PrecisionPlan:
         """
         known = {field.name for field in fields(LinearPrecision)}
         assert values.keys() <= known, f"not fields of LinearPrecision: {values.keys() - known}"
+        assert side in (*SIDES, "both"), f"no such side: {side}"
         sides = SIDES if side == "both" else (side,)
         self._declare(
             _Rule(where, by, sides, name, v) for name, v in values.items() if v is not None
@@ -111,11 +114,12 @@ class PrecisionPlan:
 
     def no_decay_on_quantized(self) -> None:
         """Exempt the weights of quantized layers from weight decay."""
+        assert self._rows is None or self._no_decay, COMMITTED
         self._no_decay = True
 
     def _declare(self, rules: Iterator[_Rule] | list[_Rule]) -> None:
         new = set(rules) - self._rules
-        assert self._rows is None or not new, "the plan is committed: rules come before the model"
+        assert self._rows is None or not new, COMMITTED
         self._rules |= new
 
     def commit(self, model: nn.Module) -> None:
@@ -126,6 +130,7 @@ class PrecisionPlan:
 
         Raises:
             UserError: a selector matches nothing, or two callbacks disagree.
+            ValueError: rules are asked of a model without linear decoder layers.
         """
         if self._rows is not None:
             return
@@ -167,6 +172,7 @@ class PrecisionPlan:
     @contextmanager
     def sampling(self) -> Iterator[None]:
         """Compute with the rollout side's precision; the weights must stand still meanwhile."""
+        assert self._switch.current == "train", "sampling within sampling"
         self._switch.current = "rollout"
         try:
             yield
@@ -175,29 +181,42 @@ class PrecisionPlan:
             self._switch.weights.clear()
 
     def _resolve(self, model: nn.Module) -> tuple[Row, ...]:
-        linears = find_linears(model)
-        matches = {rule: _select(rule, linears) for rule in self._rules}
+        rules = sorted(self._rules, key=lambda r: (r.by, r.field, str(r.where), str(r.value)))
+        meant = _select(rules, model)
         tied = _tied_names(model)
-        rows = []
-        for name, module in model.named_modules():
-            if not isinstance(module, nn.Linear):
-                continue
-            rules = sorted((r for r in self._rules if name in matches[r]), key=lambda r: r.by)
-            kept_by = tuple(dict.fromkeys(r.by for r in rules if r.field == "keep"))
-            train, rollout = (_merge(name, rules, side, bool(kept_by)) for side in SIDES)
-            quantized = any(p is not None and p.quantized for p in (train, rollout))
-            decay = not (self._no_decay and quantized)
-            shape = (module.out_features, module.in_features)
-            note = "weight tied to the embedding" if name in tied else ""
-            rows.append(Row(name, shape, train, rollout, kept_by, decay, note))
-        return tuple(rows)
+        return tuple(
+            self._row(name, module, [r for r in rules if name in meant[r.where]], name in tied)
+            for name, module in model.named_modules()
+            if isinstance(module, nn.Linear)
+        )
+
+    def _row(self, name: str, linear: nn.Linear, rules: list[_Rule], tied: bool) -> Row:
+        keepers = tuple(dict.fromkeys(r.by for r in rules if r.field == "keep"))
+        train, rollout = (_merge(name, rules, side, bool(keepers)) for side in SIDES)
+        row = Row(
+            layer=name,
+            shape=(linear.out_features, linear.in_features),
+            train=train,
+            rollout=rollout,
+            kept_by=() if train is None and rollout is None else keepers,
+            weight_decay=True,
+            note="weight tied to the embedding" if tied else "",
+        )
+        return replace(row, weight_decay=not (self._no_decay and row.quantized))
 
 
-def _select(rule: _Rule, linears: Linears) -> frozenset[str]:
-    try:
-        return select(rule.where, linears)
-    except ValueError as error:
-        raise UserError(f"{rule.by}: {error}") from None
+def _select(rules: list[_Rule], model: nn.Module) -> dict[Selector, frozenset[str]]:
+    """The layers that each selector means; a model that nothing is asked of may be any."""
+    if not rules:
+        return {}
+    linears = find_linears(model)
+    meant: dict[Selector, frozenset[str]] = {}
+    for rule in rules:
+        try:
+            meant[rule.where] = select(rule.where, linears)
+        except ValueError as error:
+            raise UserError(f"{rule.by}: {error}") from None
+    return meant
 
 
 def _merge(layer: str, rules: list[_Rule], side: Side, kept: bool) -> LinearPrecision | None:

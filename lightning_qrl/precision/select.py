@@ -6,14 +6,13 @@ candidates: embeddings and norms are no linear layers, and the head is selected 
 alone, since a quantized head changes every probability.
 """
 
+import difflib
 import fnmatch
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import nn
-
-from lightning_qrl.plugins import nearest
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +59,17 @@ class Linears:
 def find_linears(model: nn.Module) -> Linears:
     """List the linear layers of a model.
 
-    The decoder layers are the outermost, longest `nn.ModuleList` of the model.
+    The decoder layers are the longest of the model's outermost `nn.ModuleList`s: a list within a
+    list, such as a layer's experts, may be longer.
 
     Raises:
         ValueError: the model has no decoder layers, or they hold no linear layer.
     """
-    lists = [(name, m) for name, m in model.named_modules() if isinstance(m, nn.ModuleList)]
-    if not lists:
+    lists = {name: m for name, m in model.named_modules() if isinstance(m, nn.ModuleList)}
+    outermost = [n for n in lists if not any(n.startswith(f"{other}.") for other in lists)]
+    if not outermost:
         raise ValueError(f"{type(model).__name__} has no list of decoder layers")
-    prefix, stack = max(lists, key=lambda pair: len(pair[1]))
+    prefix = max(outermost, key=lambda name: len(lists[name]))
     decoder: dict[str, int] = {}
     others = set()
     for name, module in model.named_modules():
@@ -79,8 +80,12 @@ def find_linears(model: nn.Module) -> Linears:
         else:
             others.add(name)
     if not decoder:
-        raise ValueError(f"the decoder layers of {type(model).__name__} hold no linear layer")
-    return Linears(decoder, frozenset(others), len(stack))
+        kinds = sorted({type(m).__name__ for m in lists[prefix].modules() if not [*m.children()]})
+        raise ValueError(
+            f"the decoder layers of {type(model).__name__} hold no nn.Linear, which alone can be "
+            f"quantized; they hold {', '.join(kinds)}"
+        )
+    return Linears(decoder, frozenset(others), len(lists[prefix]))
 
 
 def _has_part(*parts: str) -> Callable[[str], bool]:
@@ -111,13 +116,16 @@ def select(selector: Selector, linears: Linears) -> frozenset[str]:
     else:
         found = frozenset(fnmatch.filter(linears.decoder, selector))
     if not found:
-        known = [*PREDICATES, *linears.decoder, *sorted(linears.others)]
-        hint = nearest(selector, known) if "*" not in selector else f"try {example(linears)!r}"
+        hint = _hint(selector, linears)
         raise ValueError(f"selector {selector!r} matches no linear layer; {hint}")
     return found
 
 
-def example(linears: Linears) -> str:
-    """A glob that matches something in this model, for error messages."""
-    name = next(iter(linears.decoder))
-    return name.replace(f".{linears.decoder[name]}.", ".*.", 1)
+def _hint(selector: str, linears: Linears) -> str:
+    """The nearest selector that means something in this model, or an example of one."""
+    globs = [name.replace(f".{i}.", ".*.", 1) for name, i in linears.decoder.items()]
+    short = [f"*.{name.rpartition('.')[2]}" for name in linears.decoder]
+    predicates = [name for name, holds in PREDICATES.items() if any(map(holds, linears.decoder))]
+    known = [*predicates, *sorted(linears.others), *linears.decoder, *globs, *short]
+    near = difflib.get_close_matches(selector, known, n=1, cutoff=0.5)
+    return f"did you mean {near[0]!r}?" if near else f"try {globs[0]!r}"

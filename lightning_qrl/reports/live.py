@@ -1,7 +1,9 @@
 """Drawing a run as it goes: numbers in, lines or a panel out."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from rich.console import Group, RenderableType
 from rich.panel import Panel
@@ -81,13 +83,19 @@ def panel(progress: Progress) -> RenderableType:
 
 
 def sparkline(values: Sequence[float], width: int = WIDTH) -> str:
-    """Block characters for a series between 0 and its maximum, averaged down to ``width``."""
+    """Block characters for a series from 0, or its minimum if lower, to its maximum.
+
+    Longer series are averaged down to ``width``; a value that is not finite leaves a gap.
+    """
     bins = min(width, len(values))
-    edges = [round(i * len(values) / bins) for i in range(bins + 1)]
-    means = [sum(values[a:b]) / (b - a) for a, b in zip(edges[:-1], edges[1:], strict=True)]
-    low, high = min(0.0, *means), max(means)
+    edges = [round(i * len(values) / bins) for i in range(bins + 1)] if bins else []
+    means = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
+    finite = [mean for mean in means if math.isfinite(mean)]
+    low, high = min([0.0, *finite]), max([0.0, *finite])
     scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
-    return "".join(BARS[round((value - low) * scale)] for value in means)
+    return "".join(
+        BARS[round((mean - low) * scale)] if math.isfinite(mean) else " " for mean in means
+    )
 
 
 def duration(seconds: float | None) -> str:

@@ -57,4 +57,6 @@ def _sides(row: Row, show: Callable[[LinearPrecision], str]) -> str:
 def _backward(precision: LinearPrecision) -> str:
     if precision.backward != "quantized":
         return precision.backward
+    if not precision.quantized:
+        return str(precision.gradient or PLAIN)
     return f"quantized, gradient {precision.gradient or PLAIN}"

@@ -1,15 +1,17 @@
 """Integer arithmetic with an exact verifier: additions, subtractions and products.
 
 At ``difficulty`` d, sums and differences take operands of up to d digits, and products one of up to
-d digits with one of up to max(1, d - 1). Each level contains the levels below it.
+d digits with one of up to max(1, d - 1). Levels 1 and 2 are complete; each higher level is the one
+below it and a fixed random sample of its own problems.
 
     >>> task = Arithmetic(difficulty=2)
     >>> prompt = Prompt("37+58=", answer="95")
     >>> task.reward(prompt, "95"), task.reward(prompt, "095"), task.reward(prompt, "95 ")
     (1.0, 0.0, 0.0)
 
-A tenth of all problems is held out, chosen by a hash of the problem's text: the split depends on
-neither the seed nor the difficulty, so a problem held out once is held out everywhere.
+A tenth of all problems is held out, chosen by a hash of the problem: the split depends on neither
+the seed nor the difficulty, so a problem held out once is held out everywhere. Sums and products
+are held out together with their commuted twin: 3+4 in training would give 4+3 away.
 """
 
 import hashlib
@@ -20,7 +22,8 @@ from typing import Literal
 
 from lightning_qrl.tasks.base import Prompt, Split
 
-MAX_PROBLEMS = 50_000  # larger levels are a fixed random sample of this many
+COMPLETE_LEVELS = 2
+SAMPLE = 25_000  # problems that each higher level adds to the one below it
 HELD_OUT_SHARE = 10  # one problem in this many
 OPERATIONS: dict[str, Callable[[int, int], int]] = {
     "+": lambda a, b: a + b,
@@ -51,7 +54,7 @@ class Arithmetic:
         self.wrong = 0.0 if reward_scale == "zero_one" else -1.0
 
     def prompts(self, split: Split) -> Sequence[Prompt]:
-        """All problems of a split, in a fixed order (a fixed sample for the largest levels)."""
+        """The problems of a split, in a fixed order."""
         if split not in ("train", "held_out"):
             raise ValueError(f"split must be train or held_out, got {split!r}")
         return [p for p in _problems(self.difficulty) if _held_out(p) == (split == "held_out")]
@@ -66,7 +69,10 @@ class Arithmetic:
 
 
 def _held_out(prompt: Prompt) -> bool:
-    digest = hashlib.blake2b(prompt.text.encode(), digest_size=8).digest()
+    problem = prompt.text.removesuffix("=")
+    for op in "+*":
+        problem = op.join(sorted(problem.split(op)))
+    digest = hashlib.blake2b(problem.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") % HELD_OUT_SHARE == 0
 
 
@@ -96,12 +102,11 @@ def _sampled_problems(difficulty: int) -> Iterator[Prompt]:
 
 @cache
 def _problems(difficulty: int) -> tuple[Prompt, ...]:
-    sizes = (_operand_limits(difficulty, op) for op in OPERATIONS)
-    if sum(a * b for a, b in sizes) <= MAX_PROBLEMS:
+    if difficulty <= COMPLETE_LEVELS:
         return tuple(_every_problem(difficulty))
-    chosen: dict[Prompt, None] = {}
-    for problem in _sampled_problems(difficulty):
-        chosen[problem] = None
-        if len(chosen) == MAX_PROBLEMS:
-            return tuple(chosen)
-    raise AssertionError("the stream of problems never ends")
+    below = _problems(difficulty - 1)
+    chosen = dict.fromkeys(below)
+    stream = _sampled_problems(difficulty)
+    while len(chosen) < len(below) + SAMPLE:
+        chosen[next(stream)] = None
+    return tuple(chosen)

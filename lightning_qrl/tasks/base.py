@@ -30,7 +30,7 @@ class Task(Protocol):
         """All prompts of a split, in a fixed order."""
 
     def reward(self, prompt: Prompt, completion: str) -> float:
-        """The reward of one completion, decoded without its special tokens."""
+        """The reward of one completion, decoded without its closing end-of-sequence token."""
 
     def solved(self, reward: float) -> bool:
         """Whether a reward means success."""

@@ -1,0 +1,102 @@
+"""Where a run is resumed from: finding the checkpoint, and checking that it can be gone on from."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lightning_qrl.build import Run
+from lightning_qrl.errors import UserError
+from lightning_qrl.recipe import Recipe, recipe_from_yaml
+from lightning_qrl.tracking import MLflowRun
+
+CONTINUES = ("trainer.max_steps", "tracking.")  # what may change within one run
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a run is resumed from.
+
+    Attributes:
+        checkpoint: the file.
+        recipe: the recipe that wrote it.
+        run_id: the MLflow run that wrote it.
+        step: optimizer steps that it has behind it.
+        shapes: shape of every weight in it, by name.
+    """
+
+    checkpoint: Path
+    recipe: Recipe
+    run_id: str
+    step: int
+    shapes: dict[str, tuple[int, ...]] = field(repr=False)
+
+
+def find_origin(resume: str, uri: str | None) -> Origin:
+    """The checkpoint that ``--resume`` means: a file, or the newest of a run.
+
+    Args:
+        resume: a checkpoint, or id or name of a run.
+        uri: tracking server to look for the run; None for the usual one.
+
+    Raises:
+        UserError: there is no such run or checkpoint, or it is none of ours.
+    """
+    path = _newest_checkpoint(resume, uri)
+    try:
+        saved = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        ours = saved["lightning_qrl"]
+        recipe = recipe_from_yaml(ours["recipe"], ours["recipe_name"])
+        shapes = {name: tuple(tensor.shape) for name, tensor in saved["state_dict"].items()}
+        return Origin(path, recipe, ours["run_id"], saved["global_step"], shapes)
+    except Exception as error:  # torch raises half a dozen kinds for a damaged file
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UserError(f"checkpoint {path} is damaged or not written by qrl: {reason}") from error
+
+
+def _newest_checkpoint(resume: str, uri: str | None) -> Path:
+    path = Path(resume)
+    if path.is_file():
+        return path
+    if path.suffix == ".ckpt":
+        raise UserError(f"checkpoint {resume}: there is no such file")
+    run_folder = path if path.is_dir() else MLflowRun(uri=uri).find(resume)
+    files = (run_folder / "checkpoints").glob("*.ckpt")
+    newest = max(files, key=lambda file: file.stat().st_mtime, default=None)
+    if newest is None:
+        raise UserError(f"run {resume} has no checkpoint in {run_folder / 'checkpoints'}")
+    return newest
+
+
+def check_origin(origin: Origin, run: Run) -> None:
+    """Fail before anything is written if a run cannot go on from a checkpoint."""
+    total = run.trainer_args["max_steps"]
+    if origin.step > total:
+        raise UserError(
+            f"checkpoint {origin.checkpoint} is at step {origin.step}, beyond trainer.max_steps "
+            f"({total}); set that higher"
+        )
+    phase = getattr(run.data, "updates_per_rollout", 1)
+    if origin.step % phase and origin.step < total:
+        raise UserError(
+            f"checkpoint {origin.checkpoint} is at step {origin.step}, inside a rollout phase of "
+            f"{phase} steps; only its start can be resumed: take another checkpoint"
+        )
+    weights = run.module.policy.skeleton().state_dict()
+    wanted = {f"model.{name}": tuple(tensor.shape) for name, tensor in weights.items()}
+    differ = sorted(set(wanted.items()) ^ set(origin.shapes.items()))
+    if differ:
+        raise UserError(
+            f"checkpoint {origin.checkpoint} does not fit policy {run.module.policy.name}: "
+            f"{len({name for name, _ in differ})} weights differ, such as {differ[0][0]}"
+        )
+
+
+def same_run(recipe: Recipe, origin: Origin) -> bool:
+    """Whether a recipe continues the run of a checkpoint rather than starting one from it."""
+
+    def essence(of: Recipe) -> dict[str, Any]:
+        return {k: v for k, v in of.flat().items() if not k.startswith(CONTINUES)}
+
+    return essence(recipe) == essence(origin.recipe)

@@ -1,0 +1,35 @@
+"""The last words of a run: what came of it, where it is, and how to look at it."""
+
+from collections.abc import Mapping
+
+from lightning_qrl.tracking import MLflowRun
+
+
+def summary(
+    status: str, plan: str, evaluations: Mapping[int, Mapping[str, float]], run: MLflowRun
+) -> str:
+    """A few lines for the terminal.
+
+    Args:
+        status: how the run ended.
+        plan: one line on what was quantized.
+        evaluations: held-out metrics by the number of optimizer steps.
+        run: the run in MLflow.
+    """
+    lines = ["", f"{status.lower()}: {plan}", f"held-out reward  {_reward(evaluations)}"]
+    if run.run_id:
+        lines += [f"run     {run.run_name} (id {run.run_id})", f"folder  {run.run_folder}"]
+    if run.uri.startswith(("http://", "https://")):
+        lines.append(f"look    {run.uri}")
+    else:
+        lines.append(f"look    mlflow ui --backend-store-uri {run.uri}")
+    if status != "FINISHED" and any((run.run_folder / "checkpoints").glob("*.ckpt")):
+        lines.append(f"go on   qrl fit --resume {run.run_id}")
+    return "\n".join(lines)
+
+
+def _reward(evaluations: Mapping[int, Mapping[str, float]]) -> str:
+    """Before and after training, as far as it was measured."""
+    steps = sorted({min(evaluations), max(evaluations)}) if evaluations else []
+    measured = [f"{evaluations[step]['reward']:.3f} at step {step}" for step in steps]
+    return "  ->  ".join(measured) or "not measured (no held_out_evaluation)"

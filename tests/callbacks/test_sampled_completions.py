@@ -1,0 +1,57 @@
+"""Sampled completions: a few rows at each look."""
+
+import lightning as L
+import pytest
+
+from callbacks.sampled_completions import SampledCompletions
+from lightning_qrl.build import build
+from lightning_qrl.recipe import load_recipe
+
+SMALL = ["trainer.accelerator=cpu", "grpo.prompts_per_rollout=2", "grpo.group_size=4"]
+
+
+def looks(fit, recorder, callback, steps, micro_batches=1):
+    overrides = [f"trainer.max_steps={steps}", f"trainer.accumulate_grad_batches={micro_batches}"]
+    run = build(load_recipe("base", [*SMALL, *overrides]))
+    tables = []
+    recorder.log_table = lambda columns, name: tables.append((name, columns))
+    fit(run.module, run.data, steps, logger=recorder, callbacks=[callback],
+        accumulate_grad_batches=micro_batches)  # fmt: skip
+    return run.module, tables
+
+
+@pytest.mark.parametrize(("every", "steps", "at"), [(2, 5, [1, 2, 4, 5]), (20, 3, [1, 3])])
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_it_looks_at_the_first_every_nth_and_the_last_step(
+    fit, recorder, every, steps, at, micro_batches
+):
+    _, tables = looks(fit, recorder, SampledCompletions(every, 3), steps, micro_batches)
+    assert [columns["step"] for _, columns in tables] == [[step] * 3 for step in at]
+    assert {name for name, _ in tables} == {"completions.json"}
+
+
+def test_the_rows_are_what_was_judged(fit, recorder):
+    module, tables = looks(fit, recorder, SampledCompletions(1, 100), 1)
+    columns = tables[0][1]
+    rows = list(zip(columns["prompt"], columns["completion"], columns["reward"], strict=True))
+    assert rows == module.samples
+    assert len(rows) == 8
+
+
+def test_a_logger_without_tables_is_no_mistake(fit):
+    run = build(load_recipe("base", [*SMALL, "trainer.max_steps=1"]))
+    trainer = fit(run.module, run.data, 1, callbacks=[SampledCompletions(1, 1)])
+    assert trainer.global_step == 1
+
+
+def test_what_was_looked_at_survives_a_checkpoint():
+    callback = SampledCompletions(1, 1)
+    callback.load_state_dict({"looked_at": 3})
+    assert callback.state_dict() == {"looked_at": 3}
+
+
+@pytest.mark.parametrize("arguments", [(0, 1), (1, 0)])
+def test_bad_arguments(arguments):
+    with pytest.raises(ValueError, match="must be at least 1"):
+        SampledCompletions(*arguments)
+    assert issubclass(SampledCompletions, L.Callback)

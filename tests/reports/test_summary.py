@@ -1,0 +1,52 @@
+"""The last words of a run."""
+
+from lightning_qrl.reports.summary import summary
+from lightning_qrl.tracking import MLflowRun
+
+
+def made(tmp_path, uri="sqlite:///mlflow.db"):
+    run = MLflowRun(run_name="4bitter-seed0", uri=uri, folder=str(tmp_path))
+    run.run_id = "0123456789abcdef"
+    return run
+
+
+def test_it_says_what_came_of_a_run_and_where_it_is(tmp_path):
+    run = made(tmp_path)
+    text = summary("FINISHED", "nvfp4 on 46", {0: {"reward": 0.34}, 80: {"reward": 0.9}}, run)
+    assert text.splitlines() == [
+        "",
+        "finished: nvfp4 on 46",
+        "held-out reward  0.340 at step 0  ->  0.900 at step 80",
+        "run     4bitter-seed0 (id 0123456789abcdef)",
+        f"folder  {run.run_folder}",
+        "look    mlflow ui --backend-store-uri sqlite:///mlflow.db",
+    ]
+
+
+def test_one_evaluation_is_not_shown_as_a_change(tmp_path):
+    text = summary("KILLED", "p", {0: {"reward": 0.34}}, made(tmp_path))
+    assert "held-out reward  0.340 at step 0\n" in text
+    assert "->" not in text
+    assert "--resume" not in text  # there is no checkpoint
+
+
+def test_without_evaluation_it_says_so(tmp_path):
+    assert "not measured (no held_out_evaluation)" in summary("FINISHED", "p", {}, made(tmp_path))
+
+
+def test_a_killed_run_says_how_to_go_on(tmp_path):
+    run = made(tmp_path)
+    (run.run_folder / "checkpoints").mkdir(parents=True)
+    (run.run_folder / "checkpoints" / "step=2.ckpt").touch()
+    assert summary("KILLED", "p", {}, run).endswith("qrl fit --resume 0123456789abcdef")
+
+
+def test_a_server_is_looked_at_where_it_is(tmp_path):
+    text = summary("FINISHED", "p", {}, made(tmp_path, "http://host:5000"))
+    assert text.endswith("look    http://host:5000")
+
+
+def test_a_run_that_never_began_has_no_id(tmp_path):
+    run = made(tmp_path)
+    run.run_id = ""
+    assert "run  " not in summary("KILLED", "p", {}, run)

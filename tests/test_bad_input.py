@@ -1,0 +1,179 @@
+"""Bad input through the console script: one line on stderr, exit code 2, nothing left behind."""
+
+import shutil
+import socket
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from lightning_qrl import cli
+
+RANDOM = "policy.init=random"
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    (tmp_path / "file").write_text("a regular file")
+    return tmp_path
+
+
+@pytest.fixture
+def refused(here, monkeypatch, capfd):
+    """Runs `qrl` with arguments that it must refuse; gives the line."""
+
+    def run(*arguments: str) -> str:
+        before = sorted(here.rglob("*"))
+        monkeypatch.setattr(sys, "argv", ["qrl", *arguments])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        out, err = capfd.readouterr()
+        assert end.value.code == 2, err
+        assert out == ""
+        (line,) = err.splitlines()
+        assert line.startswith("qrl: ")
+        assert sorted(here.rglob("*")) == before
+        return line.removeprefix("qrl: ")
+
+    return run
+
+
+FIT = ["fit", "--recipe", "4bitter.yaml", RANDOM]
+OVERRIDES = [
+    ("grpo.group_size=1", "grpo: group_size must be at least 2"),
+    ("rollout.max_staleness=-1", "rollout: max_staleness must be"),
+    ("callbacks.bf16_tail.fraction=1.5", "callbacks.bf16_tail: fraction must be 0 to 1"),
+    ("callbacks.forward_quantization.format=nvfp", "unknown number format 'nvfp'"),
+    ("callbacks.sensitive_weights.select=[nothing]", "matches no linear layer"),
+    ("callbacks.quantized_backward.format=nvfp4", "dequantized_backward and quantized_backward"),
+    ("grpo.grup_size=4", "grpo.grup_size: no such key; did you mean group_size"),
+    ("callbacks.checkpoint.filenme=x", "no such key; did you mean filename?"),
+    ("trainer.max_step=3", "did you mean max_steps"),
+    ("tracking.expriment=x", "tracking.expriment: no such key; did you mean experiment?"),
+    ("tracking.experiment=", "tracking.experiment: Input should be a valid string, got None"),
+    ("tracking.experiment=' '", "tracking: experiment and run_name must not be empty"),
+    ("tracking.folder=file/runs", "file/runs cannot be written"),
+    ("tracking.folder=/proc/x", "output folder /proc/x cannot be written"),
+    ("tracking.uri=ftp://x/y", "MLflow at ftp://x/y: "),
+    ("tracking.uri=sqlite:///file", "the file is no sqlite database"),
+    ("optimizer.schedule=nothing", "optimizer: "),
+    ("trainer.precision=nonsense", "trainer.precision: Input should be"),
+    ("trainer.precision=64-true", "trainer.precision: expected one of 32-true"),
+    ("trainer.accelerator=nonsense", "trainer: "),
+    ("trainer.strategy=nonsense", "trainer: "),
+    ("trainer.devices=0", "trainer: "),
+    ("trainer.max_time=soon", "trainer: "),
+    ("grpo.prompts_per_rollout=7 ", "do not divide"),
+    ("seed=-1", "seed: expected an integer"),
+    ("not an override", "command line: 'not an override' is no override"),
+    ("policy.name=/nowhere/at/all", "policy /nowhere/at/all: there is no such folder"),
+]
+
+
+@pytest.mark.parametrize(("override", "says"), OVERRIDES)
+def test_an_override(refused, override, says):
+    minibatches = ["grpo.minibatches=5"] if "prompts_per_rollout" in override else []
+    assert says in refused(*FIT, override.strip(), *minibatches)
+
+
+@pytest.mark.parametrize(
+    "command", [["fit", "--dry-run", "-r"], ["plan", "-r"], ["recipes", "validate"]]
+)
+def test_the_commands_that_only_look_find_it_too(refused, command):
+    assert "fraction must be" in refused(*command, "4bitter", "callbacks.bf16_tail.fraction=2")
+    assert "recipe 4biter not found; did you mean 4bitter?" in refused(*command, "4biter")
+
+
+def test_neither_recipe_nor_run(refused):
+    assert refused("fit") == "give --recipe, or --resume to continue a run"
+
+
+def test_an_unknown_callback_to_leave_out(refused):
+    assert "--without bf16_tial: no such callback" in refused(*FIT, "--without", "bf16_tial")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has what is asked for")
+def test_a_gpu_that_is_not_there(refused):
+    assert refused(*FIT, "trainer.accelerator=cuda").startswith("trainer: ")
+
+
+def test_a_policy_folder_without_weights(refused, here, tiny_policy):
+    shutil.copytree(tiny_policy.name, here / "policy")
+    (here / "policy" / "model.safetensors").unlink()
+    message = refused("fit", "-r", "base", "policy.name=policy")
+    assert message.startswith("policy folder policy has no weights")
+
+
+def test_a_damaged_tokenizer(refused, here, tiny_policy):
+    shutil.copytree(tiny_policy.name, here / "policy")
+    (here / "policy" / "tokenizer.json").write_text("{")
+    assert "policy" in refused("fit", "-r", "base", "policy.name=policy")
+
+
+@pytest.mark.parametrize("text", ["{", '{"model_type": "no_such_model"}', ""])
+def test_a_damaged_configuration(refused, here, tiny_policy, text):
+    shutil.copytree(tiny_policy.name, here / "policy")
+    (here / "policy" / "config.json").write_text(text)
+    assert "policy" in refused("fit", "-r", "base", "policy.name=policy")
+
+
+@pytest.mark.parametrize("from_environment", [True, False])
+def test_an_mlflow_server_that_is_not_there(refused, monkeypatch, from_environment):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        uri = f"http://127.0.0.1:{server.getsockname()[1]}"
+    if from_environment:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    override = [] if from_environment else [f"tracking.uri={uri}"]
+    assert refused(*FIT, *override).startswith(f"MLflow at {uri} does not answer")
+
+
+def test_an_mlflow_server_that_never_answers(refused):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        began = time.perf_counter()
+        assert "does not answer" in refused(
+            *FIT, f"tracking.uri=http://127.0.0.1:{server.getsockname()[1]}"
+        )
+    assert time.perf_counter() - began < 10
+
+
+def test_a_run_to_resume_that_is_not_there(refused):
+    assert refused("fit", "--resume", "nothing").startswith("no run nothing: there is no mlflow.db")
+    assert refused("fit", "--resume", "x.ckpt") == "checkpoint x.ckpt: there is no such file"
+    assert "has no checkpoint in" in refused("fit", "--resume", ".")
+
+
+def test_a_checkpoint_that_is_none_of_ours(refused, here):
+    for name, content in (("text.ckpt", b"text"), ("empty.ckpt", b"")):
+        (here / name).write_bytes(content)
+    torch.save({"state_dict": {}}, here / "foreign.ckpt")
+    torch.save([1], here / "list.ckpt")
+    torch.save({"lightning_qrl": 5}, here / "five.ckpt")
+    torch.save({"lightning_qrl": {"recipe": "a: [", "recipe_name": "x", "run_id": "y"},
+                "state_dict": {}, "global_step": 1}, here / "recipe.ckpt")  # fmt: skip
+    torch.save(torch.nn.Linear(1, 1), here / "pickle.ckpt")
+    for file in sorted(here.glob("*.ckpt")):
+        message = refused("fit", "--resume", file.name)
+        assert message.startswith(f"checkpoint {file.name} is damaged or not written by qrl: ")
+
+
+def test_a_truncated_checkpoint(refused, here):
+    state = {"model.x": torch.randn(1000, 100)}
+    ours = {"recipe": "seed: 1", "recipe_name": "x", "run_id": "y"}
+    whole = here / "whole.ckpt"
+    torch.save({"lightning_qrl": ours, "state_dict": state, "global_step": 1}, whole)
+    content = whole.read_bytes()
+    for share in (0.0001, 0.01, 0.5, 0.9, 0.99, 0.9999):
+        (here / "cut.ckpt").write_bytes(content[: int(share * len(content))])
+        assert "is damaged or not written by qrl" in refused("fit", "--resume", "cut.ckpt")
+
+
+def test_an_unknown_option_is_the_usual_usage_error(here, monkeypatch, capfd):
+    monkeypatch.setattr(sys, "argv", ["qrl", "fit", "--nothing"])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == 2
+    assert "No such option" in capfd.readouterr().err
