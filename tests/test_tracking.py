@@ -4,6 +4,8 @@ import json
 import math
 import socket
 import sqlite3
+import subprocess
+import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -289,3 +291,14 @@ def test_git_tags_name_the_commit_of_a_checkout_only(tmp_path):
     if tags:  # the tests may run from an unpacked archive
         assert len(tags["qrl.git_commit"]) == 40
         assert tags["qrl.git_dirty"] in ("true", "false")
+
+
+CONNECT = "from lightning_qrl.tracking import MLflowRun; MLflowRun('e').start({}, {})"
+
+
+@pytest.mark.slow
+def test_two_runs_may_begin_in_a_fresh_folder_at_once(here):
+    command = [sys.executable, "-c", CONNECT]
+    both = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    errors = [process.communicate(timeout=120)[1] for process in both]
+    assert [process.returncode for process in both] == [0, 0], errors

@@ -13,6 +13,11 @@ from urllib.parse import urlsplit
 
 from lightning_qrl.errors import UserError
 
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None  # type: ignore[assignment]
+
 ANSWER_SECONDS = 5.0
 PORTS = {"postgresql": 5432, "mysql": 3306, "mssql": 1433}
 
@@ -60,6 +65,18 @@ def sqlite_file(uri: str) -> Path | None:
 
         database = make_url(uri).database
     return Path(database) if database and database != ":memory:" else None
+
+
+@contextmanager
+def alone(file: Path | None) -> Iterator[None]:
+    """One process at a time: two that make the tables of a new database spoil it for each other."""
+    if file is None or fcntl is None:
+        yield
+        return
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("ab") as opened:
+        fcntl.flock(opened, fcntl.LOCK_EX)
+        yield
 
 
 def check_answers(uri: str) -> None:

@@ -23,7 +23,13 @@ from lightning.pytorch.utilities import rank_zero_only
 from typing_extensions import override
 
 from lightning_qrl.errors import UserError
-from lightning_qrl.tracking.reach import check_answers, check_writable, one_line, sqlite_file
+from lightning_qrl.tracking.reach import (
+    alone,
+    check_answers,
+    check_writable,
+    one_line,
+    sqlite_file,
+)
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 DEFAULT_URI = "sqlite:///mlflow.db"
@@ -145,7 +151,7 @@ class MLflowRun(Logger):
         os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
         for noisy in ("alembic", "mlflow.store.db.utils", "mlflow.tracking"):
             logging.getLogger(noisy).setLevel(logging.ERROR)
-        with one_line(self.uri):
+        with one_line(self.uri), alone(sqlite_file(self.uri)):
             from mlflow import MlflowClient  # takes seconds
 
             self._client = MlflowClient(tracking_uri=self.uri)
