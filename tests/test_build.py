@@ -74,12 +74,12 @@ UNKNOWN_KEYS = [
     "callbacks.forward_quantization.weight.outer_scael=row", "callbacks.checkpoint.filenam=x",
     "callbacks.live_view.every=1", "callbacks.held_out_evaluation.prompt=1",
     "grpo.seed=1", "trainer.callbacks=[]",
-    "trainer.log_every_n_steps=5", "grpo.prompts=[]", "task.nothing.deeper=1",
+    "trainer.log_every_n_steps=5", "grpo.prompts=[]",
 ]  # fmt: skip
 WRONG_TYPES = [
     "policy.name=5", "policy.name=null", "policy.init=maybe", "policy.save_dtype=int8",
     "task.name=5", "task.difficulty=two", "task.difficulty=true", "task.difficulty=1.5",
-    "task={name: arithmetic, reward_scale: 3}", "rollout.engine=null", "rollout.temperature=hot",
+    "task.reward_scale=3", "rollout.engine=null", "rollout.temperature=hot",
     "rollout.temperature=true", "rollout.max_new_tokens=8.0", "grpo.group_size='4'",
     "grpo.group_size=4.0", "grpo.group_size=true", "grpo.group_size=null", "grpo.clip_low=[0.2]",
     "grpo.loss=5", "grpo.minibatches=[1]", "optimizer.lr=fast", "optimizer.lr=null",
@@ -239,4 +239,4 @@ def test_a_mutant_of_the_full_recipe_builds_or_is_refused_in_one_line():
 def test_every_mutant_of_every_recipe_builds_or_is_refused_in_one_line(name):
     built, refused = check_mutants(name, every=1, but=None if name == "base" else "base")
     assert refused > 0
-    assert built + refused > (500 if name in ("base", "warmup") else 5)
+    assert built + refused > (300 if name in ("base", "warmup") else 5)

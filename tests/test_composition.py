@@ -151,9 +151,7 @@ def test_without_forward_quantization_nothing_is_quantized_or_kept():
     assert any(row.quantized for row in rows_of(FULL).values())
     for row in rows_of(FULL, ["forward_quantization"]).values():
         assert (row.train, row.rollout, row.kept_by, row.weight_decay) == (None, None, (), True)
-    assert plan_of(FULL, ["forward_quantization"]).summary() == (
-        "no low-precision forward on 0 of 57 linears"
-    )
+    assert plan_of(FULL, ["forward_quantization"]).summary() == ("none of 57 linears below 16 bits")
 
 
 def test_without_dequantized_backward_the_backward_alone_changes():

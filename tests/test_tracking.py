@@ -231,12 +231,12 @@ def test_files_that_are_no_database(here):
 
 
 def test_a_database_of_something_else(here):
-    other = sqlite3.connect(here / "other.db")
+    other = sqlite3.connect(here / "foreign.db")
     other.execute("CREATE TABLE alembic_version (version_num TEXT)")
     other.execute("INSERT INTO alembic_version VALUES ('abcdef')")
     other.commit()
     other.close()
-    assert "MLflow at sqlite:///other.db" in failure(MLflowRun(uri="sqlite:///other.db"))
+    assert "MLflow at sqlite:///foreign.db" in failure(MLflowRun(uri="sqlite:///foreign.db"))
 
 
 @pytest.mark.parametrize(

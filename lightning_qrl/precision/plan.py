@@ -157,8 +157,10 @@ class PrecisionPlan:
         }
         names = {f.name for p in used for f in (p.weight, p.activation) if f is not None}
         kept = Counter(" and ".join(row.kept_by) for row in rows if row.kept_by)
-        parts = [f"{'/'.join(sorted(names)) or 'no low-precision'} forward"]
-        parts[0] += f" on {self.count_quantized()} of {len(rows)} linears"
+        if not names:
+            return f"none of {len(rows)} linears below 16 bits"
+        count, forward = self.count_quantized(), "/".join(sorted(names))
+        parts = [f"{forward} forward on {count} of {len(rows)} linears"]
         return ", ".join(parts + [f"{count} kept by {by}" for by, count in sorted(kept.items())])
 
     def count_quantized(self) -> int:

@@ -62,14 +62,16 @@ def test_only_our_lines_are_seen_and_a_run_can_go_on(here):
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     lines = done.stdout.splitlines()
-    assert len(lines) == 9
+    assert len(lines) == 10
+    plan = lines.pop(0)
+    assert re.fullmatch(r"nvfp4 forward on \d+ of 57 linears, .*", plan)
     pattern = (
         r"step {n}/3  reward \d\.\d{{3}}  entropy \S+  grad norm \S+  \|Δlogprob\| \S+  "
         r"loss \S+  tokens/s \S+  \S+ left"
     )
     for number, line in enumerate(lines[:3], 1):
         assert re.fullmatch(pattern.format(n=number), line), line
-    assert re.fullmatch(r"finished: nvfp4 forward on \d+ of 57 linears, .*", lines[4])
+    assert lines[4] == f"finished: {plan}"
     assert re.fullmatch(r"held-out reward  0\.\d+ at step 0  ->  0\.\d+ at step 3", lines[5])
     assert re.fullmatch(r"run     4bitter-seed0 \(id [0-9a-f]{32}\)", lines[6])
     folder = Path(lines[7].removeprefix("folder  "))

@@ -50,7 +50,7 @@ def test_an_empty_plan_leaves_the_model_alone(llama):
     assert all(row.weight_decay for row in plan.table())
     assert plan.count_quantized() == 0
     assert plan.count_kept() == 15
-    assert plan.summary() == "no low-precision forward on 0 of 15 linears"
+    assert plan.summary() == "none of 15 linears below 16 bits"
 
 
 def test_quantize_sets_fields(llama):
