@@ -11,14 +11,16 @@ from typing_extensions import override
 from lightning_qrl.errors import UserError
 from lightning_qrl.policy_module import PolicyModule
 
+COLUMNS = ("step", "split", "prompt", "completion", "reward")
+
 
 class SampledCompletions(L.Callback):
-    """Logs the table ``completions.json``: step, prompt, completion, reward.
+    """Logs the table ``completions.json``, from rollouts and from held-out evaluations.
 
     Args:
         every_n_steps: optimizer steps between two looks; the first and the last step are looked at
             in any case.
-        count: completions a look.
+        count: completions of each split a look.
 
     Raises:
         ValueError: an argument is out of range.
@@ -49,14 +51,14 @@ class SampledCompletions(L.Callback):
         self._looked_at = step
         if not isinstance(pl_module, PolicyModule):
             raise UserError("sampled_completions: needs a PolicyModule")
-        stride = max(1, len(pl_module.samples) // self.count)
-        rows = pl_module.samples[::stride][: self.count]
+        rows = [
+            (step, split, *sample)
+            for split, samples in sorted(pl_module.samples.items())
+            for sample in samples[:: max(1, len(samples) // self.count)][: self.count]
+        ]
         log_table = getattr(trainer.logger, "log_table", None)
-        if log_table is None or not rows:
-            return
-        prompts, completions, rewards = zip(*rows, strict=True)
-        columns = {"prompt": prompts, "completion": completions, "reward": rewards}
-        log_table({"step": [step] * len(rows), **columns}, "completions.json")
+        if log_table is not None and rows:
+            log_table(dict(zip(COLUMNS, zip(*rows, strict=True), strict=True)), "completions.json")
 
     @override
     def state_dict(self) -> dict[str, Any]:

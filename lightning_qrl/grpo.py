@@ -111,7 +111,7 @@ class GRPOModule(PolicyModule):
         self._step_began = time.perf_counter()
         seed = derive_seed(self.seed, "rollout", phase, self.global_rank)
         completions = self.sample(prompts, self.group_size, seed)
-        rewards_B = self.judge(prompts, completions)
+        rewards_B = self.judge(prompts, completions, "train")
         rewards_PG = rewards_B.view(len(prompts), self.group_size)
         advantages_B = group_normalized(rewards_PG).flatten()
         experience = make_experience(completions, rewards_B, advantages_B, self.policy.pad_id)

@@ -5,14 +5,20 @@ stack. Saved state is matched to parameters by name when it is loaded, so a chec
 one stack loads under any other.
 """
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from transformers import get_scheduler
+from transformers import SchedulerType, get_scheduler
+from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
+
+from lightning_qrl.plugins import nearest
+
+GIVEN = ("optimizer", "num_warmup_steps", "num_training_steps", "last_epoch", "kwargs")
 
 
 @dataclass(frozen=True)
@@ -44,6 +50,7 @@ class AdamWSettings:
             raise ValueError(f"weight_decay must be at least 0, got {self.weight_decay}")
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas must be two numbers in [0, 1), got {list(self.betas)}")
+        _check_schedule(self.schedule, self.schedule_args or {})
         if self.warmup_steps < 0:
             raise ValueError(f"warmup_steps must be at least 0, got {self.warmup_steps}")
 
@@ -82,6 +89,19 @@ class AdamWSettings:
             scheduler_specific_kwargs=self.schedule_args,
         )
         return optimizer, schedule
+
+
+def _check_schedule(schedule: str, arguments: Mapping[str, float]) -> None:
+    """Some schedules ignore arguments that they do not know: refuse these."""
+    if schedule not in list(SchedulerType):
+        raise ValueError(
+            f"schedule {schedule}: {nearest(schedule, [s.value for s in SchedulerType])}"
+        )
+    function = TYPE_TO_SCHEDULER_FUNCTION[SchedulerType(schedule)]
+    known = [name for name in inspect.signature(function).parameters if name not in GIVEN]
+    for name in arguments:
+        if name not in known:
+            raise ValueError(f"schedule {schedule} has no argument {name}; {nearest(name, known)}")
 
 
 def regroup(optimizer: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:

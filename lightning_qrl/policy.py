@@ -118,7 +118,7 @@ class Policy:
     def _load(self, auto: Any, **kwargs: Any) -> Any:
         try:
             return auto.from_pretrained(**self._source, **kwargs)
-        except (OSError, ImportError, ValueError, SafetensorError) as error:
+        except (OSError, ImportError, ValueError, TypeError, SafetensorError) as error:
             reason = str(error).strip().splitlines()[0]
             raise UserError(f"policy {self.name} cannot be loaded: {reason}") from error
 

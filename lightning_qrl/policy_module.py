@@ -10,7 +10,7 @@ B completions.
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import lightning as L
 import torch
@@ -24,11 +24,20 @@ from lightning_qrl.metrics import Metric, mean
 from lightning_qrl.optimizer import AdamWSettings
 from lightning_qrl.policy import Policy
 from lightning_qrl.precision import PrecisionPlan
+from lightning_qrl.resuming import begin_next_epoch
 from lightning_qrl.rollouts.base import RolloutEngine
 from lightning_qrl.seeding import derive_seed
-from lightning_qrl.tasks.base import Prompt, Task
+from lightning_qrl.tasks.base import Prompt, Split, Task
 
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")  # of the trainer
+
+
+class Sample(NamedTuple):
+    """A completion as a person reads it."""
+
+    prompt: str
+    completion: str
+    reward: float
 
 
 class PolicyModule(L.LightningModule):
@@ -46,7 +55,7 @@ class PolicyModule(L.LightningModule):
         model: the causal language model; there from `configure_model` on.
         provenance: plain values that say what a checkpoint came from; written into it.
         evaluations: held-out metrics by the number of optimizer steps; kept in checkpoints.
-        samples: prompt, completion and reward of what was judged last.
+        samples: what was judged last, of each split.
     """
 
     model: PreTrainedModel
@@ -63,7 +72,7 @@ class PolicyModule(L.LightningModule):
         self.plan = PrecisionPlan()
         self.provenance: dict[str, str] = {}
         self.evaluations: dict[int, dict[str, float]] = {}
-        self.samples: list[tuple[str, str, float]] = []
+        self.samples: dict[Split, list[Sample]] = {}
 
     @override
     def setup(self, stage: str) -> None:
@@ -98,6 +107,7 @@ class PolicyModule(L.LightningModule):
 
     @override
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        begin_next_epoch(checkpoint)
         self.evaluations = dict(checkpoint.get("lightning_qrl", {}).get("evaluations", {}))
         for schedule in checkpoint.get("lr_schedulers", []):  # its place is restored, not its peak
             schedule["base_lrs"] = [self.optimizer_settings.lr for _ in schedule["base_lrs"]]
@@ -112,8 +122,15 @@ class PolicyModule(L.LightningModule):
         with self.trainer.precision_plugin.forward_context(), self.plan.sampling():
             return self.engine.generate(ids, samples=samples, seed=seed)
 
-    def judge(self, prompts: Sequence[Prompt], completions: Sequence[Completion]) -> Tensor:
-        """Rewards of completions, float32 [B], those of one prompt side by side.
+    def judge(
+        self, prompts: Sequence[Prompt], completions: Sequence[Completion], split: Split
+    ) -> Tensor:
+        """Rewards of completions, float32 [B]; kept in `samples` too.
+
+        Args:
+            prompts: what was asked.
+            completions: B completions, those of one prompt side by side.
+            split: where the prompts are from.
 
         Raises:
             UserError: the task returned a reward that is no finite number.
@@ -125,7 +142,8 @@ class PolicyModule(L.LightningModule):
         for (prompt, text), reward in zip(pairs, rewards, strict=True):
             if reward is None or not math.isfinite(reward):
                 raise UserError(f"the reward of {text!r} for {prompt.text!r} is {reward}")
-        self.samples = [(p.text, t, r) for (p, t), r in zip(pairs, rewards, strict=True)]
+        judged = zip(pairs, rewards, strict=True)
+        self.samples[split] = [Sample(p.text, text, reward) for (p, text), reward in judged]
         return torch.tensor(rewards, dtype=torch.float32)
 
     def evaluate(self, prompts: Sequence[Prompt]) -> dict[str, Metric]:
@@ -139,7 +157,7 @@ class PolicyModule(L.LightningModule):
             ``reward`` and ``solved``, means over the completions.
         """
         completions = self.sample(prompts, 1, derive_seed(self.seed, "evaluate"))
-        rewards_B = self.judge(prompts, completions)
+        rewards_B = self.judge(prompts, completions, "held_out")
         solved_B = torch.tensor([self.task.solved(reward) for reward in rewards_B.tolist()])
         all_B = torch.ones_like(solved_B)
         return {"reward": mean(rewards_B, all_B), "solved": mean(solved_B, all_B)}

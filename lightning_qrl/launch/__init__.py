@@ -17,7 +17,7 @@ from lightning.pytorch.trainer.states import TrainerStatus
 import lightning_qrl
 from lightning_qrl.build import REJECTED, Run, build, make
 from lightning_qrl.errors import UserError
-from lightning_qrl.launch.origin import NextEpoch, Origin, check_origin, find_origin, same_run
+from lightning_qrl.launch.origin import Origin, check_origin, find_origin, same_run
 from lightning_qrl.launch.process import INTERRUPTED, TERMINATED, quiet, sigterm_exits, undisturbed
 from lightning_qrl.policy_module import PRECISIONS
 from lightning_qrl.precision import PrecisionPlan
@@ -182,7 +182,7 @@ def _make_trainer(run: Run, record: MLflowRun) -> L.Trainer:
     Raises:
         UserError: its arguments do not fit one another or this machine.
     """
-    callbacks = [*run.callbacks.values(), NextEpoch()]
+    callbacks = list(run.callbacks.values())
     folder = str(record.root)
     args = {"enable_checkpointing": any(map(_is_checkpointing, callbacks)), **run.trainer_args}
     try:

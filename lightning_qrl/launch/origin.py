@@ -4,9 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import torch
-from typing_extensions import override
 
 from lightning_qrl.build import Run
 from lightning_qrl.errors import UserError
@@ -102,37 +100,3 @@ def same_run(recipe: Recipe, origin: Origin) -> bool:
         return {k: v for k, v in of.flat().items() if not k.startswith(CONTINUES)}
 
     return essence(recipe) == essence(origin.recipe)
-
-
-class NextEpoch(L.Callback):
-    """Begins a new epoch when a run goes on from the end of one.
-
-    A checkpoint is written while its epoch ends, and Lightning (2.6, when max_steps is set) would
-    enter that epoch again: one batch late in it, then it would end, in the middle of a rollout.
-    """
-
-    @override
-    def on_load_checkpoint(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
-        loop = checkpoint["loops"]["fit_loop"]
-        total = loop["epoch_progress"]["total"]
-        if not total["ready"] == total["processed"] == total["completed"] + 1:
-            return  # not the end of an epoch
-        for counts in loop["epoch_progress"].values():
-            counts["completed"] = counts["processed"]
-        loop["epoch_loop.batch_progress"]["is_last_batch"] = False
-        for name, part in loop.items():
-            if name.startswith("epoch_loop."):
-                _zero_current(part)
-
-
-def _zero_current(progress: Any) -> None:
-    """Set what was counted within the epoch to 0, at any depth."""
-    if not isinstance(progress, dict):
-        return
-    for key, value in progress.items():
-        if key == "current":
-            value.update(dict.fromkeys(value, 0))
-        else:
-            _zero_current(value)

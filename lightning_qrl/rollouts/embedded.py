@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import DynamicCache
 
+from lightning_qrl.errors import UserError
 from lightning_qrl.experience import Completion
 
 
@@ -102,6 +103,11 @@ class Embedded:
             logits_NV = self._next_logits(model, tokens[-1][:, None], mask_NT, cache)
 
     def _draw(self, logits_NV: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        if not logits_NV.isfinite().all():
+            raise UserError(
+                f"the policy's logits are not finite after {self._version} optimizer steps: "
+                "training has diverged; lower optimizer.lr"
+            )
         logprobs_NV = F.log_softmax(logits_NV.float() / self.temperature, dim=-1)
         token_N1 = torch.multinomial(logprobs_NV.exp(), 1, generator=generator)
         return token_N1[:, 0], logprobs_NV.gather(-1, token_N1)[:, 0]

@@ -26,7 +26,7 @@ def test_it_looks_at_the_first_every_nth_and_the_last_step(
     fit, recorder, every, steps, at, micro_batches
 ):
     _, tables = looks(fit, recorder, SampledCompletions(every, 3), steps, micro_batches)
-    assert [columns["step"] for _, columns in tables] == [[step] * 3 for step in at]
+    assert [columns["step"] for _, columns in tables] == [(step,) * 3 for step in at]
     assert {name for name, _ in tables} == {"completions.json"}
 
 
@@ -34,7 +34,8 @@ def test_the_rows_are_what_was_judged(fit, recorder):
     module, tables = looks(fit, recorder, SampledCompletions(1, 100), 1)
     columns = tables[0][1]
     rows = list(zip(columns["prompt"], columns["completion"], columns["reward"], strict=True))
-    assert rows == module.samples
+    assert set(columns["split"]) == {"train"}
+    assert rows == module.samples["train"]
     assert len(rows) == 8
 
 
