@@ -6,9 +6,9 @@ one stack loads under any other.
 """
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 from torch.optim import AdamW, Optimizer
@@ -93,12 +93,12 @@ class AdamWSettings:
 
 def _check_schedule(schedule: str, arguments: Mapping[str, float]) -> None:
     """Some schedules ignore arguments that they do not know: refuse these."""
-    if schedule not in list(SchedulerType):
-        raise ValueError(
-            f"schedule {schedule}: {nearest(schedule, [s.value for s in SchedulerType])}"
-        )
-    function = TYPE_TO_SCHEDULER_FUNCTION[SchedulerType(schedule)]
-    known = [name for name in inspect.signature(function).parameters if name not in GIVEN]
+    schedules = [kind.value for kind in SchedulerType]
+    if schedule not in schedules:
+        raise ValueError(f"there is no schedule {schedule}; {nearest(schedule, schedules)}")
+    functions = cast(Mapping[str, Callable[..., Any]], TYPE_TO_SCHEDULER_FUNCTION)
+    signature = inspect.signature(functions[SchedulerType(schedule)])
+    known = [name for name in signature.parameters if name not in GIVEN]
     for name in arguments:
         if name not in known:
             raise ValueError(f"schedule {schedule} has no argument {name}; {nearest(name, known)}")

@@ -151,3 +151,16 @@ def test_settings_of_the_new_run_hold_and_its_learning_rate_keeps_the_place_in_t
 def test_settings_out_of_range(wrong, says):
     with pytest.raises(ValueError, match=says):
         AdamWSettings(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"schedule": "cosin"}, "did you mean cosine"),
+        ({"schedule_args": {"min_lr_rate": 0.1}}, "constant_with_warmup has no argument"),
+        ({"schedule": "cosine", "schedule_args": {"num_cycle": 1}}, "did you mean num_cycles"),
+    ],
+)
+def test_a_schedule_or_an_argument_that_is_not_known_is_refused(settings, says):
+    with pytest.raises(ValueError, match=says):
+        AdamWSettings(**settings)

@@ -5,6 +5,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from lightning_qrl.cli import app
 from lightning_qrl.recipe import load_recipe
@@ -39,7 +40,8 @@ def test_command_runs(command, tmp_path, monkeypatch):
     arguments = shlex.split(command)[1:]
     if arguments[0] == "fit":
         arguments += SHRINK
-    assert app(arguments, standalone_mode=False) in (None, 0)
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
 
 
 def test_the_recipe_shown_is_the_one_shipped(tmp_path):
