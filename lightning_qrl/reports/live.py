@@ -75,11 +75,10 @@ def panel(progress: Progress) -> RenderableType:
             (f"{progress.rewards[-1]:.3f} ", "bold green"),
             (sparkline(progress.rewards), "green"),
         )
-    grid = Table.grid(padding=(0, 2))
-    grid.add_row(
-        *(Text.assemble(f"{label} ", (value, "bold")) for label, value in progress.shown())
-    )
-    return Panel(Group(bar, reward, grid), title=progress.title, expand=False)
+    # wraps between numbers, never between a label and its number
+    shown = (Text.assemble(f"{label}\u00a0", (value, "bold")) for label, value in progress.shown())
+    numbers = Text("  ").join(shown)
+    return Panel(Group(bar, reward, numbers), title=progress.title, expand=False)
 
 
 def sparkline(values: Sequence[float], width: int = WIDTH) -> str:

@@ -40,7 +40,7 @@ def test_a_plain_line_leaves_out_what_was_not():
 
 
 def test_the_panel_shows_the_same_numbers_with_a_bar_and_a_sparkline():
-    text = drawn(progress())
+    text = drawn(progress()).replace("\u00a0", " ")
     for part in ("4bitter-seed0", "step 2/80", "1m15s left", "reward 0.500", "▅█", "entropy 0.512",
                  "grad norm 3.142", "|Δlogprob| 0.00001", "tokens/s 12,346", "╸"):  # fmt: skip
         assert part in text
@@ -50,6 +50,11 @@ def test_the_panel_shows_the_same_numbers_with_a_bar_and_a_sparkline():
 def test_the_panel_fits_any_terminal(width):
     lines = drawn(progress(tuple(i / 100 for i in range(100))), width).splitlines()
     assert max(map(len, lines)) <= width
+
+
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_a_number_stays_with_its_label(width):
+    assert "|Δlogprob|\u00a00.00001" in drawn(progress(), width)
 
 
 def test_the_panel_of_a_run_without_rewards():
