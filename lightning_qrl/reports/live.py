@@ -40,7 +40,7 @@ class Progress:
         names = {
             "entropy": ("train/entropy", "{:.3f}"),
             "grad norm": ("train/grad_norm", "{:.3f}"),
-            "|Δlogprob|": ("train/sampling/sampling_logp_difference/mean", "{:.5f}"),
+            "|Δlogprob|": ("train/sampling/sampling_logp_difference/mean", "{:.1e}"),
             "loss": ("train/loss", "{:.4f}"),
             "tokens/s": ("train/tokens_per_second", "{:,.0f}"),
         }

@@ -29,7 +29,7 @@ def drawn(item, width=100):
 
 def test_a_plain_line_says_all_that_was_measured():
     assert plain_line(progress()) == (
-        "step 2/80  reward 0.500  entropy 0.512  grad norm 3.142  |Δlogprob| 0.00001  "
+        "step 2/80  reward 0.500  entropy 0.512  grad norm 3.142  |Δlogprob| 1.2e-05  "
         "loss -0.0200  tokens/s 12,346  1m15s left"
     )
 
@@ -42,7 +42,7 @@ def test_a_plain_line_leaves_out_what_was_not():
 def test_the_panel_shows_the_same_numbers_with_a_bar_and_a_sparkline():
     text = drawn(progress()).replace("\u00a0", " ")
     for part in ("4bitter-seed0", "step 2/80", "1m15s left", "reward 0.500", "▅█", "entropy 0.512",
-                 "grad norm 3.142", "|Δlogprob| 0.00001", "tokens/s 12,346", "╸"):  # fmt: skip
+                 "grad norm 3.142", "|Δlogprob| 1.2e-05", "tokens/s 12,346", "╸"):  # fmt: skip
         assert part in text
 
 
@@ -54,7 +54,7 @@ def test_the_panel_fits_any_terminal(width):
 
 @pytest.mark.parametrize("width", [40, 60, 80])
 def test_a_number_stays_with_its_label(width):
-    assert "|Δlogprob|\u00a00.00001" in drawn(progress(), width)
+    assert "|Δlogprob|\u00a01.2e-05" in drawn(progress(), width)
 
 
 def test_the_panel_of_a_run_without_rewards():
