@@ -11,7 +11,7 @@ from typing_extensions import override
 from lightning_qrl.errors import UserError
 from lightning_qrl.policy_module import PolicyModule
 
-COLUMNS = ("step", "split", "prompt", "completion", "reward")
+COLUMNS = ("step", "split", "prompt", "completion", "reward", "version")
 
 
 class SampledCompletions(L.Callback):
@@ -55,6 +55,7 @@ class SampledCompletions(L.Callback):
             (step, split, *sample)
             for split, samples in sorted(pl_module.samples.items())
             for sample in samples[:: max(1, len(samples) // self.count)][: self.count]
+            if split == "train" or sample.version == step  # an older evaluation was shown before
         ]
         log_table = getattr(trainer.logger, "log_table", None)
         if log_table is not None and rows:

@@ -38,6 +38,7 @@ class Sample(NamedTuple):
     prompt: str
     completion: str
     reward: float
+    version: int  # weight version (optimizer steps taken) that wrote it
 
 
 class PolicyModule(L.LightningModule):
@@ -143,7 +144,9 @@ class PolicyModule(L.LightningModule):
             if reward is None or not math.isfinite(reward):
                 raise UserError(f"the reward of {text!r} for {prompt.text!r} is {reward}")
         judged = zip(pairs, rewards, strict=True)
-        self.samples[split] = [Sample(p.text, text, reward) for (p, text), reward in judged]
+        self.samples[split] = [
+            Sample(prompt.text, text, reward, self.global_step) for (prompt, text), reward in judged
+        ]
         return torch.tensor(rewards, dtype=torch.float32)
 
     def evaluate(self, prompts: Sequence[Prompt]) -> dict[str, Metric]:

@@ -123,8 +123,8 @@ def test_a_run_is_recorded_whole(here, uri):
     assert len(plan) - 1 == len(columns["layer"]) == 57
     assert_each_step_once(uri, run.info.run_id, 3, [0, 3])
     rows = table(uri, run.info.run_id)
-    assert [row[:2] for row in rows] == [
-        [step, split] for step in (1, 2, 3) for split in ("held_out", "train") for _ in range(2)
+    assert [(row[0], row[1], row[5]) for row in rows] == [
+        (step, "train", step - 1) for step in (1, 2, 3) for _ in range(2)
     ]
     assert all(isinstance(text, str) for row in rows for text in row[1:4])
     assert sorted(outcome.evaluations) == [0, 3]

@@ -52,7 +52,7 @@ def test_the_prompts_are_held_out_and_spread_over_the_split(fit, recorder):
     module = trained(fit, recorder, 1, 1, 7)
     held_out = [prompt.text for prompt in module.task.prompts("held_out")]
     train = {prompt.text for prompt in module.task.prompts("train")}
-    seen = [held_out.index(text) for text, _, _ in module.samples["held_out"]]
+    seen = [held_out.index(text) for text, *_ in module.samples["held_out"]]
     assert len(seen) == 7
     assert len({b - a for a, b in zip(seen[:-1], seen[1:], strict=True)}) == 1
     assert seen[-1] > len(held_out) / 2

@@ -33,7 +33,8 @@ def test_it_looks_at_the_first_every_nth_and_the_last_step(
 def test_the_rows_are_what_was_judged(fit, recorder):
     module, tables = looks(fit, recorder, SampledCompletions(1, 100), 1)
     columns = tables[0][1]
-    rows = list(zip(columns["prompt"], columns["completion"], columns["reward"], strict=True))
+    names = ("prompt", "completion", "reward", "version")
+    rows = list(zip(*(columns[name] for name in names), strict=True))
     assert set(columns["split"]) == {"train"}
     assert rows == module.samples["train"]
     assert len(rows) == 8
