@@ -5,6 +5,7 @@ one line that names the section.
 """
 
 import importlib
+import math
 import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -35,7 +36,14 @@ FIXED_TRAINER = {  # what the framework needs to be as it is
     "enable_model_summary": False,
     "num_sanity_val_steps": 0,
 }
-NOT_THE_RECIPES = ("self", "logger", "callbacks", "default_root_dir", *FIXED_TRAINER)
+CUTS_EPOCHS = ("barebones", "fast_dev_run", "limit_train_batches", "overfit_batches")
+NO_LOOP = (  # held-out prompts are evaluated by a callback, not in Lightning's own loops
+    "limit_val_batches", "limit_test_batches", "limit_predict_batches",
+    "val_check_interval", "check_val_every_n_epoch",
+)  # fmt: skip
+NOT_THE_RECIPES = (
+    "self", "logger", "callbacks", "default_root_dir", *FIXED_TRAINER, *CUTS_EPOCHS, *NO_LOOP
+)  # fmt: skip
 REJECTED = (ValueError, TypeError, MisconfigurationException)  # what constructors raise
 
 
@@ -130,6 +138,11 @@ def _trainer_args(recipe: Recipe) -> dict[str, Any]:
     parts = given.get("accumulate_grad_batches", 1)
     if parts < 1:
         raise recipe.error("trainer.accumulate_grad_batches", f"expected at least 1, got {parts}")
+    clip = given.get("gradient_clip_val")
+    if clip is not None and not 0 <= clip < math.inf:
+        raise recipe.error(
+            "trainer.gradient_clip_val", f"expected a finite number from 0, got {clip}"
+        )
     return given | FIXED_TRAINER
 
 

@@ -11,6 +11,7 @@ the temperature, nothing truncated). Sampling stops as soon as every completion 
 N = prompts x samples sequences, P prompt tokens, T new tokens, V vocabulary.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -47,8 +48,8 @@ class Embedded:
         max_new_tokens: int = 8,
         max_staleness: int = 0,
     ) -> None:
-        if not temperature > 0:
-            raise ValueError(f"temperature must be above 0, got {temperature}")
+        if not 0 < temperature < math.inf:
+            raise ValueError(f"temperature must be above 0 and finite, got {temperature}")
         if max_new_tokens < 1:
             raise ValueError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
         if max_staleness != 0:
