@@ -24,6 +24,7 @@ from lightning_qrl.metrics import Metric, mean
 from lightning_qrl.optimizer import AdamWSettings
 from lightning_qrl.policy import Policy
 from lightning_qrl.precision import PrecisionPlan
+from lightning_qrl.precision.backends import find_chip
 from lightning_qrl.resuming import begin_next_epoch
 from lightning_qrl.rollouts.base import RolloutEngine
 from lightning_qrl.seeding import derive_seed
@@ -87,12 +88,13 @@ class PolicyModule(L.LightningModule):
     def configure_model(self) -> None:
         if "model" not in self._modules:
             self.model = self.policy.build()
-            self.plan.commit(self.model)
+            chip = find_chip(self.trainer.strategy.root_device.type)
+            self.plan.commit(self.model, chip)
 
     @override
     def configure_optimizers(self) -> Any:
-        exempt = [row.layer for row in self.plan.table() if not row.weight_decay]
-        weights = {id(self.model.get_submodule(layer).weight) for layer in exempt}
+        exempt = [row.parameter for row in self.plan.table() if not row.weight_decay]
+        weights = {id(self.model.get_parameter(name)) for name in exempt}
         # by identity: a tied weight goes by the embedding's name
         no_decay = (name for name, p in self.model.named_parameters() if id(p) in weights)
         steps = self.trainer.max_steps  # estimating it would make Lightning load data already
@@ -101,6 +103,10 @@ class PolicyModule(L.LightningModule):
             "optimizer": optimizer,
             "lr_scheduler": {"scheduler": schedule, "interval": "step"},
         }
+
+    @override
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        self.plan.reseed(derive_seed(self.seed, "rounding", self.global_step, batch_idx))
 
     @override
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -118,6 +124,7 @@ class PolicyModule(L.LightningModule):
 
         What the plan leaves alone computes as in training: under the trainer's autocast, if any.
         """
+        self.plan.reseed(derive_seed(seed, "rounding"))
         self.engine.sync(self.model, self.global_step)
         ids = [self.policy.encode(prompt.text) for prompt in prompts]
         with self.trainer.precision_plugin.forward_context(), self.plan.sampling():

@@ -5,9 +5,13 @@ ability but not the habit, like a pretrained base model, it is first trained on 
 then, for the last `blunt_steps`, on noisy ones: each character of an answer is replaced by a random
 one of the task's answers with probability `noise`.
 
-Loss: mean cross-entropy of the answer's tokens and the end-of-sequence token over the batch.
+Loss: mean cross-entropy of the answer's tokens and the end-of-sequence token over the batch. A
+mixture of experts adds `router_aux_loss_coef` (of its configuration) times a balancing loss, or
+some experts end up without a token. It is the Switch Transformer's (arXiv 2101.03961, equation 4),
+a decoder layer at a time; transformers' own is taken over all layers at once, where one layer's
+idle expert is made up for by another layer's busy one.
 
-B demonstrations, S predictions.
+B demonstrations, S predictions, N = B S, E experts, K experts a token.
 """
 
 import random
@@ -59,10 +63,19 @@ class SupervisedModule(PolicyModule):
     @override
     def training_step(self, batch: Experience, batch_idx: int) -> Tensor:
         inputs_BS, targets_BS = batch.input_ids_BT[:, :-1], batch.input_ids_BT[:, 1:]
-        logits_BSV = self.model(input_ids=inputs_BS, use_cache=False).logits
-        logprobs_BS, _ = token_logprobs(logits_BSV, targets_BS)
+        weight = getattr(self.model.config, "router_aux_loss_coef", 0.0)
+        routed = {"output_router_logits": True} if weight else {}
+        output = self.model(input_ids=inputs_BS, use_cache=False, **routed)
+        logprobs_BS, _ = token_logprobs(output.logits, targets_BS)
         loss = -logprobs_BS.masked_fill(~batch.mask_BS, 0.0).sum() / batch.step_tokens
         self.log_dict({"train/loss": loss, "step": float(self.global_step + 1)})
+        if weight:
+            read_N = inputs_BS.flatten() != self.policy.pad_id
+            chosen = self.model.config.num_experts_per_tok
+            each = [imbalance(logits_NE[read_N], chosen) for logits_NE in output.router_logits]
+            balance = torch.stack(each).mean()
+            self.log("train/router_imbalance", balance)
+            loss = loss + weight * balance
         return loss * batch.loss_scale
 
     @override
@@ -70,6 +83,24 @@ class SupervisedModule(PolicyModule):
         grads = [p.grad for p in self.parameters() if p.grad is not None]
         self.log("train/grad_norm", torch.nn.utils.get_total_norm(grads))
         self.log("train/learning_rate", optimizer.param_groups[0]["lr"])
+
+
+def imbalance(logits_NE: Tensor, chosen: int) -> Tensor:
+    """How unevenly one router spreads tokens: 1 when evenly, E / K when all go to the same K.
+
+    Args:
+        logits_NE: the router's, of N tokens.
+        chosen: K, experts a token.
+
+    Returns:
+        E sum_e f_e p_e: the share f of the choices that expert e got, and its mean probability p,
+        through which the gradient flows.
+    """
+    experts = logits_NE.shape[-1]
+    probability_NE = logits_NE.float().softmax(dim=-1)
+    choices = probability_NE.topk(chosen, dim=-1).indices.flatten()
+    share_E = torch.bincount(choices, minlength=experts) / choices.numel()
+    return experts * (share_E * probability_NE.mean(dim=0)).sum()
 
 
 class Demonstrations(L.LightningDataModule):

@@ -118,3 +118,16 @@ def test_its_weights_are_the_same_objects_whatever_the_stack(name):
     run.module.configure_model()
     assert {n: p.shape for n, p in run.module.model.named_parameters()} == plain
     assert all(p.dtype == torch.float32 for p in run.module.model.parameters())
+
+
+def test_4bitter_moe_quantizes_the_routed_experts_alone():
+    run = build(load_recipe("4bitter_moe", ["policy.init=random"]))
+    rows = {row.layer: row for row in rehearse(run).table()}
+    routed = {name for name in rows if ".mlp.experts." in name}
+    tail = {name for name in routed if name.startswith("model.layers.7.")}
+    assert (len(routed), len(tail)) == (2 * 8, 2)
+    assert {name for name, row in rows.items() if row.quantized} == routed - tail
+    assert {name for name, row in rows.items() if not row.weight_decay} == routed - tail
+    assert all("bf16_tail" in rows[name].kept_by for name in tail)
+    plain = {name for name, row in rows.items() if row.train is row.rollout is None}
+    assert plain == {"lm_head", *(f"model.layers.{i}.mlp.shared_expert_gate" for i in range(8))}

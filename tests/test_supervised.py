@@ -5,7 +5,7 @@ import torch
 
 from lightning_qrl.optimizer import AdamWSettings
 from lightning_qrl.rollouts.embedded import Embedded
-from lightning_qrl.supervised import Demonstrations, SupervisedModule
+from lightning_qrl.supervised import Demonstrations, SupervisedModule, imbalance
 from lightning_qrl.tasks.arithmetic import Arithmetic
 
 PROMPTS = Arithmetic(2).prompts("train")
@@ -122,3 +122,24 @@ def test_prompts_without_an_answer(tiny_policy, parity):
     blank = [type(PROMPTS[0])("1+1=")]
     with pytest.raises(ValueError, match="prompts without an answer"):
         Demonstrations(tiny_policy, blank, max_steps=1)
+
+
+def test_imbalance_of_even_and_of_collapsed_routing():
+    even_NE = torch.eye(6).repeat(4, 1)  # every expert first as often; the second choice is rolled
+    even_NE = even_NE + 0.5 * even_NE.roll(1, dims=1)
+    assert imbalance(even_NE, chosen=2).item() == pytest.approx(1)
+    collapsed_NE = torch.tensor([50.0, 50.0, 0.0, 0.0, 0.0, 0.0]).repeat(24, 1)
+    assert imbalance(collapsed_NE, chosen=2).item() == pytest.approx(6 / 2)
+
+
+def test_imbalance_is_its_equation_and_pushes_the_busiest_expert_down():
+    torch.manual_seed(0)
+    logits_NE = (torch.randn(50, 5) + torch.tensor([2.0, 0, 0, 0, 0])).requires_grad_()
+    value = imbalance(logits_NE, chosen=2)
+    p = [[float(x) for x in row.double().softmax(0)] for row in logits_NE.detach()]
+    chosen = [sorted(range(5), key=lambda e: -row[e])[:2] for row in p]
+    f = [sum(e in pair for pair in chosen) / 100 for e in range(5)]
+    wanted = 5 * sum(f[e] * sum(row[e] for row in p) / 50 for e in range(5))
+    assert value.item() == pytest.approx(wanted, rel=1e-5)
+    value.backward()
+    assert max(range(5), key=lambda e: logits_NE.grad[:, e].sum()) == 0

@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from lightning_qrl.cli import fit, plan, recipes
+from lightning_qrl.cli import fit, inspect, plan, recipes, sensitivity
 from lightning_qrl.errors import UserError
 
 app = typer.Typer(
@@ -17,6 +17,8 @@ app = typer.Typer(
 )
 app.command("fit")(fit.fit)
 app.command("plan")(plan.plan)
+app.command("inspect")(inspect.inspect)
+app.command("sensitivity")(sensitivity.sensitivity)
 app.add_typer(recipes.app, name="recipes")
 
 

@@ -15,7 +15,9 @@ One format family is one file here. To add one, add a file with a frozen datacla
 `tests/formats/test_every_format.py` tests it.
 """
 
-from lightning_qrl.formats.base import Format, Quantized, Scaled
+from lightning_qrl.formats.base import Format, Operand
+from lightning_qrl.formats.quantized import Quantized
 from lightning_qrl.formats.registry import format_names, get_format
+from lightning_qrl.formats.scaled import Scaled
 
-__all__ = ["Format", "Quantized", "Scaled", "format_names", "get_format"]
+__all__ = ["Format", "Operand", "Quantized", "Scaled", "format_names", "get_format"]

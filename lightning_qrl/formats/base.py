@@ -2,8 +2,7 @@
 
 `scaled` is for computing (values exact in BF16, the outer scale apart), `fake_quantize` for looking
 at the error, `quantize` for storing. All three describe the same numbers bit for bit:
-`quantize(x).dequantize()` equals `fake_quantize(x)` equals `scaled(x).values * scaled(x).outer` for
-an FP32 x.
+`quantize(x).dequantize()` equals `fake_quantize(x)` equals `scaled(x).product()` for an FP32 x.
 
 Quantization runs along the last axis. No method takes part in autograd: what gradient passes
 through a quantizer is the layer's choice.
@@ -12,86 +11,47 @@ through a quantizer is the layer's choice.
 import difflib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
-from typing import ClassVar, Protocol, get_args
+from dataclasses import Field, dataclass, fields
+from typing import ClassVar, Literal, Protocol, get_args, get_origin
 
 import torch
 from torch import Tensor
 
+from lightning_qrl.formats.quantized import Quantized
+from lightning_qrl.formats.scaled import Scaled
 
-class Element(Protocol):
-    """A code space: how one stored code becomes a value."""
 
-    def decode(self, codes: Tensor) -> Tensor:
-        """The FP32 value of each code."""
+class Operand(Protocol):
+    """A tensor that was quantized once, as it is asked for."""
+
+    def scaled(self) -> Scaled:
+        """Its numbers, for computing."""
         ...
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Scaled:
-    """A quantized tensor ready for a matrix product: x ~ values * outer.
-
-    Attributes:
-        values: FP32 of x's shape, element times block scale, each exact in BF16.
-        outer: FP32 that broadcasts against x: [] for one scale a tensor, [..., 1] for one a row;
-            None where the format has none.
-    """
-
-    values: Tensor
-    outer: Tensor | None
-
-    def product(self) -> Tensor:
-        """The quantized x: values * outer, FP32 of x's shape."""
-        return self.values if self.outer is None else self.values * self.outer
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Quantized:
-    """A quantized tensor as it is stored, one code a byte (codes of less than 8 bits not packed).
-
-    Attributes:
-        codes: uint8 of x's shape (int16 for 16-bit formats).
-        block_scale: FP32 [..., ceil(n / block)], the value of each block's scale; None without.
-        outer_scale: FP32 [] or [..., 1]; None where the format has none.
-        element: what the codes mean.
-        block: elements a block scale covers, along the last axis.
-    """
-
-    codes: Tensor
-    block_scale: Tensor | None
-    outer_scale: Tensor | None
-    element: Element
-    block: int = 1
-
-    def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Decode the codes and apply both scales.
-
-        Args:
-            dtype: of the result.
-
-        Returns:
-            A tensor of x's shape.
-        """
-        values = self.element.decode(self.codes)
-        if self.block_scale is not None:
-            scale = self.block_scale.repeat_interleave(self.block, dim=-1)
-            values = values * scale[..., : values.shape[-1]]
-        return Scaled(values, self.outer_scale).product().to(dtype)
+    def quantized(self) -> Quantized:
+        """Its codes and scales, for storing and for the chip's own units; made when asked for."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class Format(ABC):
     """A number format; the fields of a subclass are its options.
 
-    A subclass sets `name` and `bits`. A field annotated with a `Literal` is checked against it.
-
-    Attributes:
-        name: what `get_format` knows it by.
-        bits: stored bits a value, block scales included, outer scales not.
+    A field annotated with a `Literal` is checked against it.
     """
 
-    name: ClassVar[str]
-    bits: ClassVar[float]
+    fixed: ClassVar[tuple[str, ...]] = ()  # fields that the name decides, no options
+    wide: ClassVar[bool] = False  # whether values have more significant bits than BF16
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """What `get_format` knows it by."""
+
+    @property
+    @abstractmethod
+    def bits(self) -> float:
+        """Stored bits a value, block scales included, outer scales not."""
 
     def __post_init__(self) -> None:
         """Check the options.
@@ -100,54 +60,66 @@ class Format(ABC):
             ValueError: an option's value is not among those its `Literal` allows.
         """
         for option in fields(self):
-            allowed = get_args(option.type)
+            allowed = get_args(option.type) if get_origin(option.type) is Literal else ()
             value = getattr(self, option.name)
-            if allowed and value not in allowed:
+            if allowed and (value not in allowed or isinstance(value, bool)):
                 listed = ", ".join(map(str, allowed))
                 hint = nearest(str(value), map(str, allowed))
                 raise ValueError(f"{self.name}: {option.name}={value!r} is not {listed}{hint}")
 
+    @classmethod
+    def options(cls) -> tuple[Field[object], ...]:
+        """The fields that a user may set."""
+        return tuple(option for option in fields(cls) if option.name not in cls.fixed)
+
     def __str__(self) -> str:
         """The name, and the options that differ from their defaults."""
         changed = [
-            f"{option.name}={getattr(self, option.name)}"
-            for option in fields(self)
+            f"{option.name}={_show(getattr(self, option.name))}"
+            for option in self.options()
             if getattr(self, option.name) != option.default
         ]
         return f"{self.name}({', '.join(changed)})" if changed else self.name
 
     @abstractmethod
-    def scaled(self, x: Tensor) -> Scaled:
-        """Quantize for computing; the hot path.
+    def operand(self, x: Tensor, generator: torch.Generator | None = None) -> Operand:
+        """Quantize once, to be taken as numbers, as codes, or as both.
 
         Args:
             x: floating point [..., n], n of any size.
-
-        Returns:
-            FP32 values of x's shape, and the outer scale.
+            generator: of the noise of stochastic rounding; the module `rounding` has a default.
 
         Raises:
-            ValueError: x has no axis.
+            ValueError: x has no axis, or is not floating point.
         """
-
-    @abstractmethod
-    def quantize(self, x: Tensor) -> Quantized:
-        """Quantize for storing: codes and scales of x, floating point [..., n]."""
 
     @abstractmethod
     def codes(self) -> Tensor:
         """Every finite value an element can have, ascending: FP32 [codes]."""
 
-    def fake_quantize(self, x: Tensor) -> Tensor:
+    def scaled(self, x: Tensor, generator: torch.Generator | None = None) -> Scaled:
+        """Quantize for computing; the hot path. Takes and raises what `operand` does.
+
+        Returns:
+            FP32 values of x's shape, and the outer scale.
+        """
+        return self.operand(x, generator).scaled()
+
+    def quantize(self, x: Tensor, generator: torch.Generator | None = None) -> Quantized:
+        """Quantize for storing: packed codes and scales. Takes and raises what `operand` does."""
+        return self.operand(x, generator).quantized()
+
+    def fake_quantize(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Quantize and dequantize.
 
         Args:
             x: floating point [..., n], n of any size.
+            generator: of the noise of stochastic rounding.
 
         Returns:
             A tensor of x's shape and dtype, detached from x's graph.
         """
-        return self.scaled(x).product().to(x.dtype)
+        return self.scaled(x, generator).product().to(x.dtype)
 
 
 def as_fp32(x: Tensor) -> Tensor:
@@ -161,29 +133,11 @@ def as_fp32(x: Tensor) -> Tensor:
     return x.detach().to(torch.float32).contiguous()
 
 
-def finite_magnitudes(x: Tensor, nan: float) -> Tensor:
-    """|x| in a new tensor, infinities replaced by 0 and NaN by `nan`."""
-    return x.nan_to_num(nan=nan, posinf=0.0, neginf=0.0).abs_()
-
-
-def outer_amax(magnitudes: Tensor, outer_scale: str) -> Tensor:
-    """The largest finite magnitude of the tensor or of each row; 0 where there is none.
-
-    Args:
-        magnitudes: FP32 [..., n], non-negative, without infinities; NaN counts as 0.
-        outer_scale: "tensor" or "row".
-
-    Returns:
-        FP32 [] for the tensor, [..., 1] for rows.
-    """
-    finite = magnitudes.nan_to_num(nan=0.0)
-    if finite.shape[-1] == 0 or (outer_scale == "tensor" and finite.numel() == 0):
-        shape = [] if outer_scale == "tensor" else [*finite.shape[:-1], 1]
-        return finite.new_zeros(shape)
-    return finite.amax() if outer_scale == "tensor" else finite.amax(-1, keepdim=True)
-
-
 def nearest(word: str, known: Iterable[str]) -> str:
     """End an error message with the known words near to `word`; empty where none is near."""
     close = difflib.get_close_matches(word, list(known), n=2)
     return f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
+
+
+def _show(value: object) -> str:
+    return "x".join(map(str, value)) if isinstance(value, tuple) else str(value)

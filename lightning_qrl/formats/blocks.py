@@ -1,122 +1,119 @@
-"""Formats that scale short blocks along the last axis: the layout, the amax, the base class.
+"""Formats that scale short blocks: the amax of blocks, and how block formats treat odd numbers.
 
-A block format quantizes K neighbouring elements against one small scale. A row whose length is no
-multiple of K is filled up with zeros, which change no amax and are cut off again.
+A block format quantizes K neighbouring elements of a row against one small scale. A row whose
+length is no multiple of K is filled up with zeros, which change no amax and are cut off again. With
+two-dimensional blocks, K rows share a scale too: a matrix and its transpose then have the same
+codes.
 
 Non-finite input, the same for every block format: a NaN makes the scale of its block NaN, and so
 that block, and no other, comes out as NaN. An infinity counts for no amax, neither the block's nor
 the outer one; it saturates at the largest value of its block's scale, and its neighbours come
 out as if it were 0. (OCP MX leaves both to the implementation.)
 
-Shapes: `_bK` is [..., blocks, K], `_b1` is [..., blocks, 1].
+R rows, B blocks a row, K values a block of one row.
 """
 
 import math
-from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 from typing_extensions import override
 
-from lightning_qrl.formats.base import Format, Quantized, Scaled, as_fp32
-from lightning_qrl.formats.small_float import SmallFloat
+from lightning_qrl.formats.compiling import is_number
+from lightning_qrl.formats.low_bit import LowBit
+from lightning_qrl.formats.quantized import Block
 
 
 @dataclass(frozen=True, slots=True)
-class BlockFormat(Format):
-    """A format of small floats in blocks. A subclass says how a block is scaled and rounded.
+class BlockFormat(LowBit):
+    """A format whose block is an option. A subclass lists the shapes that it allows."""
 
-    Attributes:
-        element: the code space of an element.
-        block: K, a power of two.
-    """
+    block: Block = (1, 1)
 
-    element: ClassVar[SmallFloat]
-    block: ClassVar[int]
-
-    @abstractmethod
-    def quantize_blocks(self, x_bK: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Scale and round.
-
-        Args:
-            x_bK: FP32 [..., blocks, K], contiguous; must not be overwritten.
-
-        Returns:
-            values_bK: element times block scale, FP32 [..., blocks, K].
-            scale_b1: block scale, FP32 [..., blocks, 1].
-            outer: FP32 [] or [..., 1], or None.
-        """
+    blocks: ClassVar[tuple[Block, ...]]
 
     @override
-    def scaled(self, x: Tensor) -> Scaled:
-        values_bK, _, outer = self.quantize_blocks(to_blocks(as_fp32(x), self.block))
-        return Scaled(from_blocks(values_bK, x.shape[-1]), outer)
+    def __post_init__(self) -> None:
+        super(BlockFormat, self).__post_init__()
+        if isinstance(self.block, list):  # as YAML has it
+            object.__setattr__(self, "block", tuple(self.block))
+        if self.block not in self.blocks:
+            allowed = " or ".join(str(list(block)) for block in self.blocks)
+            raise ValueError(f"{self.name}: block={self.block!r} is not {allowed}")
 
-    @override
-    def quantize(self, x: Tensor) -> Quantized:
-        values_bK, scale_b1, outer = self.quantize_blocks(to_blocks(as_fp32(x), self.block))
-        # Exact: a value is the unrounded product of its element and its scale.
-        elements_bK = torch.where(scale_b1 == 0, 0.0, values_bK / scale_b1)
-        elements = from_blocks(elements_bK, x.shape[-1])
-        codes = self.element.encode(elements, sign_of=x.detach())
-        return Quantized(codes, scale_b1.squeeze(-1), outer, self.element, self.block)
-
-    @override
-    def codes(self) -> Tensor:
-        return self.element.codes()
-
-
-def to_blocks(x: Tensor, block: int) -> Tensor:
-    """[..., n] to [..., ceil(n / block), block], zeros at the end; a view where none are needed."""
-    blocks = math.ceil(x.shape[-1] / block)
-    missing = blocks * block - x.shape[-1]
-    if missing:
-        x = functional.pad(x, (0, missing))
-    return x.view(*x.shape[:-1], blocks, block)
+    def share(self, combine: Callable[..., Tensor], per_row_RB: Tensor) -> Tensor:
+        """Combine what the rows of a block say, by `torch.amax` or `torch.sum`: [R, B] again."""
+        rows = self.block[0]
+        if rows == 1:
+            return per_row_RB
+        groups = per_row_RB.view(per_row_RB.shape[0] // rows, rows, per_row_RB.shape[-1])
+        return combine(groups, dim=1, keepdim=True).expand_as(groups).flatten(0, 1)
 
 
-def from_blocks(x_bK: Tensor, length: int) -> Tensor:
-    """[..., blocks, K] to [..., length], contiguous."""
-    blocks, block = x_bK.shape[-2:]
-    return x_bK.view(*x_bK.shape[:-2], blocks * block)[..., :length].contiguous()
+def magnitudes(x: Tensor) -> Tensor:
+    """|x| in a new tensor, with 0 for infinities; NaN stays."""
+    if torch.compiler.is_compiling():
+        size = x.abs()
+        return torch.where(size == math.inf, 0.0, size)
+    return x.nan_to_num(nan=math.nan, posinf=0.0, neginf=0.0).abs_()
 
 
-def block_amax(magnitudes_bK: Tensor) -> Tensor:
-    """The largest magnitude of each block, NaN where the block holds one.
+def block_amax(magnitudes_RBK: Tensor) -> Tensor:
+    """The largest magnitude of each block of one row, NaN where the block holds one: [R, B].
 
     Args:
-        magnitudes_bK: FP32 [..., blocks, K], contiguous, non-negative.
+        magnitudes_RBK: FP32, contiguous, non-negative.
+    """
+    if magnitudes_RBK.device.type != "cpu" or torch.compiler.is_compiling():
+        return magnitudes_RBK.amax(-1)
+    return _fold(torch.maximum, magnitudes_RBK)
+
+
+def block_sum(x_RBK: Tensor) -> Tensor:
+    """The sum of each block of one row, in one order for every shape and device: [R, B]."""
+    return x_RBK.sum(-1) if torch.compiler.is_compiling() else _fold(torch.add, x_RBK)
+
+
+def outer_amax(magnitudes_RB: Tensor, outer_scale: str, *, skip_nan: bool = True) -> Tensor:
+    """The largest magnitude of the tensor or of each row; 0 where there is none.
+
+    Args:
+        magnitudes_RB: FP32, non-negative, without infinities.
+        outer_scale: "tensor" or "row".
+        skip_nan: NaN counts as 0; else it is the largest.
 
     Returns:
-        FP32 [..., blocks, 1].
+        FP32 [] for the tensor, [R, 1] for rows.
     """
-    if magnitudes_bK.device.type == "cpu":
-        return fold(torch.maximum, magnitudes_bK)
-    return magnitudes_bK.amax(-1, keepdim=True)
+    numbers = magnitudes_RB
+    if skip_nan:
+        numbers = torch.where(is_number(numbers), numbers, 0.0)
+    if numbers.shape[-1] == 0 or (outer_scale == "tensor" and numbers.numel() == 0):
+        return numbers.new_zeros([] if outer_scale == "tensor" else [len(numbers), 1])
+    return numbers.amax() if outer_scale == "tensor" else numbers.amax(-1, keepdim=True)
 
 
-def fold(combine: Callable[[Tensor, Tensor], Tensor], x_bK: Tensor) -> Tensor:
-    """Reduce each block: its halves, their halves, ... in one order for every shape and device.
+def one_zero(values: Tensor) -> Tensor:
+    """Turn -0, which a negative element under a zero scale gives, into 0; overwrites `values`."""
+    if torch.compiler.is_compiling():  # which takes adding 0 for nothing
+        return torch.where(values == 0, 0.0, values)
+    return values.add_(0.0)
+
+
+def _fold(combine: Callable[[Tensor, Tensor], Tensor], x_RBK: Tensor) -> Tensor:
+    """Reduce each block: its halves, their halves, ... in one order for every shape.
 
     PyTorch's own reduction over 16 or 32 neighbours costs about ten elementwise passes on a CPU,
     this one about three: it shifts the whole array against itself, in long vectors, and
     computes along the way sums across blocks that nobody reads.
-
-    Args:
-        combine: an elementwise function of two tensors, such as `torch.add`.
-        x_bK: [..., blocks, K], contiguous, K a power of two and at least 2.
-
-    Returns:
-        [..., blocks, 1].
     """
-    half = x_bK.shape[-1] // 2
-    flat = combine(x_bK[..., :half], x_bK[..., half:]).view(-1)
+    half = x_RBK.shape[-1] // 2
+    flat = combine(x_RBK[..., :half], x_RBK[..., half:]).view(-1)
     shift = half // 2
     while shift:
         flat = combine(flat[:-shift], flat[shift:])
         shift //= 2
-    return flat[::half].reshape(*x_bK.shape[:-1], 1)
+    return flat[::half].reshape(x_RBK.shape[:-1])

@@ -15,11 +15,14 @@ exponent field is rounding up, and the field is then the answer. So `rceil` is e
 hardware's cvt.rp is; torchao's CPU path takes a floating-point log2, which misses the step for an
 amax within a few ulps above a power of two times 448.
 
+A block is 32 neighbours of a row, or 32 x 32 (Transformer Engine's two-dimensional MXFP8).
+
 Edges. E8M0 has no zero: the smallest scale is 2^-127, and an all-zero block has it. With that scale
 an element times its scale may need bits below BF16's subnormals (2^-133): values of blocks with
 amax below 2^-118 are exact in FP32 but not all in BF16. (For such blocks torchao stores 2^-127 and
 divides by 2^-126, or for rceil by 1; here the stored scale is the one that is divided by.) The
-largest scale is 2^119, so that 448 times it is finite in FP32; torchao goes to 2^120.
+largest scale is 2^(127 - emax), so that the largest element times it is finite in FP32; torchao
+goes one step further.
 
 Source: OCP Microscaling Formats v1.0, sections 5 and 6.3; torchao.prototype.mx_formats.
 """
@@ -32,68 +35,132 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_qrl.formats.base import finite_magnitudes
-from lightning_qrl.formats.blocks import BlockFormat, block_amax
+from lightning_qrl.formats.blocks import BlockFormat, block_amax, magnitudes
+from lightning_qrl.formats.compiling import apart
+from lightning_qrl.formats.low_bit import Split
+from lightning_qrl.formats.quantized import Block, Codec
 from lightning_qrl.formats.small_float import (
+    E2M1,
+    E2M3,
+    E3M2,
     E4M3,
+    E5M2,
     FP32_EXPONENT_BIAS,
     FP32_MANTISSA_BITS,
     SmallFloat,
 )
 
 E8M0_SMALLEST = 2.0**-127
+E8M0_NAN = 255
+
+
+@dataclass(frozen=True, slots=True)
+class E8M0:
+    """A power of two, 2^-127 to 2^127, as its biased exponent; code 255 is NaN."""
+
+    bits: ClassVar[int] = 8
+
+    def encode(self, elements: Tensor, sign_of: Tensor) -> Tensor:
+        """The code of each power of two, a byte."""
+        field = elements.view(torch.int32) >> FP32_MANTISSA_BITS  # 2^-127 is subnormal: field 0
+        return torch.where(elements.isnan(), E8M0_NAN, field).to(torch.uint8)
+
+    def decode(self, codes: Tensor) -> Tensor:
+        """The FP32 value of each code."""
+        values = _power_of_two(codes.int().clamp_max(2 * FP32_EXPONENT_BIAS))
+        return torch.where(codes == E8M0_NAN, math.nan, values)
 
 
 @dataclass(frozen=True, slots=True)
 class _MX(BlockFormat):
-    """What MX formats share. A subclass names itself and its element."""
+    """What MX formats share. A subclass names itself and its element.
+
+    Args:
+        scale_rule: how the block's power of two follows from its amax.
+        block: [1, 32] or [32, 32].
+    """
 
     scale_rule: Literal["floor", "ceil", "rceil", "even"] = "floor"
+    block: Block = (1, 32)
 
-    block: ClassVar[int] = 32
+    blocks: ClassVar[tuple[Block, ...]] = ((1, 32), (32, 32))
+    element: ClassVar[SmallFloat]
+    scale_codec: ClassVar[Codec | None] = E8M0()
+
+    @property
+    @override
+    def bits(self) -> float:
+        return self.element.bits + 8 / math.prod(self.block)
 
     @override
-    def quantize_blocks(self, x_bK: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        magnitudes_bK = finite_magnitudes(x_bK, nan=math.nan)
-        amax_b1 = block_amax(magnitudes_bK)
-        field_b1 = self._scale_field(amax_b1)
+    def split(self, x_RBK: Tensor, noise_RBK: Tensor | None) -> Split:
+        scratch_RBK = magnitudes(x_RBK)
+        amax_RB = self.share(torch.amax, block_amax(scratch_RBK))
+        field_RB = self._scale_field(amax_RB)
         # 0.0 * NaN hands a block's NaN on to its scale.
-        scale_b1 = _power_of_two(field_b1) + 0.0 * amax_b1
-        inverse_b1 = _power_of_two(2 * FP32_EXPONENT_BIAS - field_b1)
-        elements_bK = self.element.round_(x_bK * inverse_b1, scratch=magnitudes_bK)
-        return elements_bK.mul_(scale_b1), scale_b1, None
+        scale_RB = apart(_power_of_two(field_RB) + 0.0 * amax_RB)
+        inverse_RB = apart(_power_of_two(2 * FP32_EXPONENT_BIAS - field_RB))
+        elements_RBK = self.element.round_(x_RBK * inverse_RB[..., None], scratch_RBK, noise_RBK)
+        return Split(elements_RBK.mul_(scale_RB[..., None]), scale_RB, None)
 
-    def _scale_field(self, amax_b1: Tensor) -> Tensor:
-        """Each block's e + 127, int32 [..., blocks, 1]; any number where amax is NaN."""
+    def _scale_field(self, amax_RB: Tensor) -> Tensor:
+        """Each block's e + 127, int32 [R, B]; any number where amax is NaN."""
         one, emax = 1 << FP32_MANTISSA_BITS, self.element.emax
         if self.scale_rule == "rceil":
-            amax_b1, emax = amax_b1 / self.element.largest, 0
+            amax_RB, emax = amax_RB / self.element.largest, 0
             # Bits of FP32 subnormals do not say their exponent; these round up to E8M0's least.
-            amax_b1 = amax_b1 * (amax_b1 > E8M0_SMALLEST)
+            amax_RB = amax_RB * (amax_RB > E8M0_SMALLEST)
         carry = {
             "floor": 0,
             "ceil": one - 1,
             "rceil": one - 1,
             "even": one >> (self.element.mantissa_bits + 1),
         }[self.scale_rule]
-        field_b1 = (amax_b1.view(torch.int32) + carry) >> FP32_MANTISSA_BITS
-        return (field_b1 - emax).clamp_(0, 2 * FP32_EXPONENT_BIAS - self.element.emax)
+        field_RB = (amax_RB.view(torch.int32) + carry) >> FP32_MANTISSA_BITS
+        return (field_RB - emax).clamp(0, 2 * FP32_EXPONENT_BIAS - self.element.emax)
 
 
 def _power_of_two(field: Tensor) -> Tensor:
     """2^(field - 127) in FP32, for an int32 field in [0, 254]."""
     subnormal = 1 << (FP32_MANTISSA_BITS - 1)  # the bits of 2^-127
-    return (field << FP32_MANTISSA_BITS).clamp_min_(subnormal).view(torch.float32)
+    return (field << FP32_MANTISSA_BITS).clamp_min(subnormal).view(torch.float32)
 
 
 @dataclass(frozen=True, slots=True)
 class MXFP8(_MX):
-    """MXFP8: E4M3 elements.
-
-    Args:
-        scale_rule: how the block's power of two follows from its amax.
-    """
+    """MXFP8 with E4M3 elements."""
 
     name: ClassVar[str] = "mxfp8"
-    bits: ClassVar[float] = 8.0 + 8.0 / 32
     element: ClassVar[SmallFloat] = E4M3
+
+
+@dataclass(frozen=True, slots=True)
+class MXFP8E5M2(_MX):
+    """MXFP8 with E5M2 elements: more range, less precision."""
+
+    name: ClassVar[str] = "mxfp8_e5m2"
+    element: ClassVar[SmallFloat] = E5M2
+
+
+@dataclass(frozen=True, slots=True)
+class MXFP6E3M2(_MX):
+    """MXFP6 with E3M2 elements."""
+
+    name: ClassVar[str] = "mxfp6_e3m2"
+    element: ClassVar[SmallFloat] = E3M2
+
+
+@dataclass(frozen=True, slots=True)
+class MXFP6E2M3(_MX):
+    """MXFP6 with E2M3 elements."""
+
+    name: ClassVar[str] = "mxfp6_e2m3"
+    element: ClassVar[SmallFloat] = E2M3
+
+
+@dataclass(frozen=True, slots=True)
+class MXFP4(_MX):
+    """MXFP4: E2M1 elements."""
+
+    name: ClassVar[str] = "mxfp4"
+    element: ClassVar[SmallFloat] = E2M1

@@ -21,6 +21,7 @@ from lightning_qrl.launch.origin import Origin, check_origin, find_origin, same_
 from lightning_qrl.launch.process import INTERRUPTED, TERMINATED, quiet, sigterm_exits, undisturbed
 from lightning_qrl.policy_module import PRECISIONS
 from lightning_qrl.precision import PrecisionPlan
+from lightning_qrl.precision.backends import find_chip
 from lightning_qrl.precision.plan import Declares
 from lightning_qrl.recipe import Recipe
 from lightning_qrl.reports.plan import plan_columns, plan_text
@@ -62,7 +63,7 @@ def rehearse(run: Run) -> PrecisionPlan:
             callback.declare(plan)
     skeleton = run.module.policy.skeleton()
     try:
-        plan.commit(skeleton)
+        plan.commit(skeleton, find_chip(str(run.trainer_args.get("accelerator", "auto"))))
     except UserError:
         raise
     except ValueError as error:

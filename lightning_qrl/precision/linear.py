@@ -11,28 +11,39 @@
 
 Gradients pass the rounding unchanged (straight-through); all else is differentiated as it is
 computed. (Transformer Engine's `backward_override`; "The 4-bitter Lesson", dequantized backward.)
+In the quantized backward a Hadamard rotation of the gradient's format is that of the wgrad GEMM,
+for both of its operands; dgrad has none (NVIDIA's NVFP4 pretraining, arXiv 2509.25149).
 
-A quantized value is element code x block scale x outer scale. The first product has so few
-significant bits that BF16 holds it exactly; the outer scale, one FP32 number for a tensor or a row,
-is applied to the GEMM's result. A GEMM on such values with FP32 accumulation is what the hardware
-computes. The GEMM runs in the dtype of its input (the autocast dtype under autocast), save that
-FP16 becomes FP32 inside of the layer: the largest product of two NVFP4 values is far above 65504.
+What the backward needs is kept as codes and scales, so that an activation takes the bytes of its
+format until then. `gemm.py` says how operands are multiplied.
 
 N tokens, I in features, O out features.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from typing_extensions import override
 
-from lightning_qrl.formats import Format, Scaled
+from lightning_qrl.formats import Format, Operand, Quantized
+from lightning_qrl.precision.gemm import (
+    Plain,
+    common_rotation,
+    emulate,
+    gemm_dtype,
+    output_dtype,
+    quantize,
+    rotated,
+    times_outer,
+)
+from lightning_qrl.precision.sides import Side, SideSwitch
 
 Backward = Literal["quantized", "high_precision", "dequantized"]
-Side = Literal["train", "rollout"]
+Multiply = Callable[[Operand, Operand, torch.dtype], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +55,14 @@ class LinearPrecision:
         activation: format of the input in the forward GEMM; None leaves it as it is.
         gradient: format of the incoming gradient; used by the quantized backward alone.
         backward: which operands the two backward GEMMs take (see the module's text).
+        backend: name of what computes the GEMMs (see `backends`).
     """
 
     weight: Format | None = None
     activation: Format | None = None
     gradient: Format | None = None
     backward: Backward = "high_precision"
+    backend: str = "emulate"
 
     @property
     def quantized(self) -> bool:
@@ -57,24 +70,13 @@ class LinearPrecision:
         return any(f is not None and f.bits < 16 for f in (self.weight, self.activation))
 
 
-@dataclass(slots=True)
-class SideSwitch:
-    """Which side's precision the layers of one model use now; shared by all of them.
-
-    While the sampler runs, the weights stand still, so each is quantized once: `weights` keeps the
-    quantized weight of every layer (in each dtype that is asked for) until the sampler is done.
-    """
-
-    current: Side = "train"
-    weights: dict[tuple[nn.Module, torch.dtype], Scaled] = field(default_factory=dict)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """A copy of a model switches with the model: the plan that switches them is one."""
-        return self
-
-
 class QuantLinear(nn.Linear):
-    """`nn.Linear` with the same parameters and state-dict keys, computing as its precision says."""
+    """`nn.Linear` with the same parameters and state-dict keys, computing as its precision says.
+
+    Attributes:
+        precision: of each side; None computes as `nn.Linear`.
+        switch: tells which side holds.
+    """
 
     precision: dict[Side, LinearPrecision | None]
     switch: SideSwitch
@@ -109,23 +111,26 @@ class QuantLinear(nn.Linear):
         precision = self.precision[self.switch.current]
         if precision is None:
             return super().forward(input)
-        output_dtype = _output_dtype(input)
-        dtype = torch.float32 if output_dtype == torch.float16 else output_dtype
-        x_NI = input.to(dtype).reshape(-1, self.in_features)
+        dtype = output_dtype(input)
+        x_NI = input.to(gemm_dtype(input, precision.weight, precision.activation)).reshape(
+            -1, self.in_features
+        )
         with torch.autocast(input.device.type, enabled=False):
-            w_OI = self._weight(precision, dtype)
-            y_NO: Tensor = _Linear.apply(x_NI, self.weight, w_OI, precision)  # type: ignore[no-untyped-call]
+            y_NO = quantized_linear(
+                x_NI,
+                self.weight,
+                precision,
+                self.switch,
+                key=self,
+                multiply=self.multiplier(precision),
+            )
             if self.bias is not None:
-                y_NO = y_NO + self.bias.to(dtype)
-        return y_NO.to(output_dtype).view(*input.shape[:-1], self.out_features)
+                y_NO = y_NO + self.bias.to(y_NO.dtype)
+        return y_NO.to(dtype).view(*input.shape[:-1], self.out_features)
 
-    def _weight(self, precision: LinearPrecision, dtype: torch.dtype) -> Scaled:
-        if self.switch.current == "train":
-            return _scaled(precision.weight, self.weight, dtype)
-        kept, key = self.switch.weights, (self, dtype)
-        if key not in kept:
-            kept[key] = _scaled(precision.weight, self.weight, dtype)
-        return kept[key]
+    def multiplier(self, precision: LinearPrecision) -> Multiply:
+        """How two operands are multiplied; a backend has its own."""
+        return emulate
 
     @override
     def extra_repr(self) -> str:
@@ -133,75 +138,144 @@ class QuantLinear(nn.Linear):
         return f"{super().extra_repr()}, precision={' | '.join(map(str, sides))}"
 
 
+def quantized_linear(
+    x_NI: Tensor,
+    weight_OI: Tensor,
+    precision: LinearPrecision,
+    switch: SideSwitch,
+    *,
+    key: Hashable,
+    multiply: Multiply = emulate,
+) -> Tensor:
+    """X W^T in low precision, differentiable in both.
+
+    Args:
+        x_NI: FP32 or BF16, the dtype that the GEMMs run in.
+        weight_OI: a parameter, or a part of one, in any floating-point dtype.
+        precision: what it computes in.
+        switch: the model's.
+        key: names the weight; while sampling, its quantized self is kept under it.
+        multiply: how two operands are multiplied.
+
+    Returns:
+        [N, O] in x's dtype.
+    """
+    with torch.no_grad():
+        w = _weight_operand(weight_OI, precision.weight, switch, key)
+    y_NO: Tensor = _Linear.apply(x_NI, weight_OI, w, precision, switch, multiply)  # type: ignore[no-untyped-call]
+    return y_NO
+
+
+def _weight_operand(
+    weight_OI: Tensor, format: Format | None, switch: SideSwitch, key: Hashable
+) -> Operand:
+    """The weight, quantized anew in training and once while the sampler runs."""
+    if switch.current == "train":
+        return quantize(format, weight_OI, switch.generator(weight_OI))
+    if key not in switch.weights:
+        switch.weights[key] = quantize(format, weight_OI, switch.generator(weight_OI))
+    return switch.weights[key]
+
+
 class _Linear(torch.autograd.Function):
     """Forward, dgrad and wgrad of one layer; the equations stand in the module's text."""
 
     @staticmethod
     def forward(
-        ctx: Any, x_NI: Tensor, weight_OI: Tensor, w: Scaled, precision: LinearPrecision
+        ctx: Any,
+        x_NI: Tensor,
+        weight_OI: Tensor,
+        w: Operand,
+        precision: LinearPrecision,
+        switch: SideSwitch,
+        multiply: Multiply,
     ) -> Tensor:
-        x = _scaled(precision.activation, x_NI, x_NI.dtype)
-        ctx.precision = precision
-        if precision.backward == "dequantized":
-            ctx.save_for_backward(x.values, x.outer, w.values, w.outer)
-        else:
-            ctx.save_for_backward(x_NI, None, weight_OI, None)
-        return _gemm(x, w)
+        generator = switch.generator(x_NI)
+        x = quantize(precision.activation, x_NI, generator)
+        ctx.precision, ctx.generator, ctx.multiply = precision, generator, multiply
+        needs_x, needs_w = ctx.needs_input_grad[:2]  # dgrad takes W, wgrad takes X
+        _save(
+            ctx,
+            _for_wgrad(x, x_NI, precision, generator) if needs_w else None,
+            _for_dgrad(w, weight_OI, precision) if needs_x else None,
+        )
+        return multiply(x, w, x_NI.dtype)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (dy_NO,) = grads
-        x_NI, x_outer, w_OI, w_outer = ctx.saved_tensors
-        x, w = Scaled(x_NI, x_outer), Scaled(w_OI, w_outer)
-        dx_NI = dw_OI = None
+        x, w = _saved(ctx)
         with torch.autocast(dy_NO.device.type, enabled=False):
-            if ctx.needs_input_grad[0]:
-                dx_NI = _dgrad(dy_NO, w, ctx.precision)
-            if ctx.needs_input_grad[1]:
-                dw_OI = _wgrad(dy_NO, x, ctx.precision)  # autograd casts it to W's dtype
-        return dx_NI, dw_OI, None, None
+            dx_NI = None if w is None else _dgrad(ctx, dy_NO, w)
+            dw_OI = None if x is None else _wgrad(ctx, dy_NO, x)  # autograd casts it to W's dtype
+        return dx_NI, dw_OI, None, None, None, None
 
 
-def _dgrad(dy_NO: Tensor, w: Scaled, rule: LinearPrecision) -> Tensor:
-    dtype = dy_NO.dtype
+def _for_wgrad(
+    x: Operand, x_NI: Tensor, rule: LinearPrecision, generator: torch.Generator
+) -> Operand:
+    """X as wgrad wants it; in the quantized backward transposed, quantized along its tokens."""
+    if rule.backward == "high_precision":
+        return Plain(x_NI)
+    if rule.backward == "dequantized":
+        return x
+    rotation = common_rotation(rule.gradient, rule.activation)
+    return quantize(rotated(rule.activation, rotation), x_NI.T, generator)
+
+
+def _for_dgrad(w: Operand, weight_OI: Tensor, rule: LinearPrecision) -> Operand:
+    """W as dgrad wants it; the quantized backward starts from the parameter, which is there."""
+    return w if rule.backward == "dequantized" else Plain(weight_OI)
+
+
+def _dgrad(ctx: Any, dy_NO: Tensor, w: Operand) -> Tensor:
+    rule, dtype = ctx.precision, dy_NO.dtype
     if rule.backward == "quantized":
-        return _gemm(_scaled(rule.gradient, dy_NO, dtype), _scaled(rule.weight, w.values.T, dtype))
-    return _outer(dy_NO, columns=w.outer) @ w.values.to(dtype)
+        dy = quantize(rotated(rule.gradient, "none"), dy_NO, ctx.generator)
+        w_IO = quantize(rotated(rule.weight, "none"), w.scaled().values.T, ctx.generator)
+        product: Tensor = ctx.multiply(dy, w_IO, dtype)
+        return product
+    w_OI = w.scaled().unrotated()
+    return times_outer(dy_NO, columns=w_OI.outer) @ w_OI.values.to(dtype)
 
 
-def _wgrad(dy_NO: Tensor, x: Scaled, rule: LinearPrecision) -> Tensor:
-    dtype = dy_NO.dtype
+def _wgrad(ctx: Any, dy_NO: Tensor, x: Operand) -> Tensor:
+    rule, dtype = ctx.precision, dy_NO.dtype
     if rule.backward == "quantized":
-        dy_ON = _scaled(rule.gradient, dy_NO.T, dtype)
-        return _gemm(dy_ON, _scaled(rule.activation, x.values.T, dtype))
-    return _outer(dy_NO, rows=x.outer).T @ x.values
+        rotation = common_rotation(rule.gradient, rule.activation)
+        dy_ON = quantize(rotated(rule.gradient, rotation), dy_NO.T, ctx.generator)
+        product: Tensor = ctx.multiply(dy_ON, x, dtype)
+        return product
+    x_NI = x.scaled().unrotated()
+    return times_outer(dy_NO, rows=x_NI.outer).T @ x_NI.values.to(dtype)
 
 
-def _gemm(a_MK: Scaled, b_NK: Scaled) -> Tensor:
-    """A B^T of two scaled operands: the GEMM on their values, then the outer scales."""
-    product_MN = F.linear(a_MK.values, b_NK.values)
-    return _outer(product_MN, rows=a_MK.outer, columns=b_NK.outer)
+def _save(ctx: Any, *operands: Operand | None) -> None:
+    """Keep operands for the backward: codes and scales, or the matrix of a plain one."""
+    kept = [_parts(operand) for operand in operands]
+    ctx.meanings = [meaning for _, meaning in kept]
+    ctx.save_for_backward(*(tensor for tensors, _ in kept for tensor in tensors))
 
 
-def _outer(values_MN: Tensor, rows: Tensor | None = None, columns: Tensor | None = None) -> Tensor:
-    """Values times the outer scales of the rows and of the columns, rounded once, at the end."""
-    scaled_MN = values_MN
-    # A scale of two axes makes the product FP32; one of none would itself be rounded to BF16.
-    if rows is not None:
-        scaled_MN = scaled_MN * rows.reshape(-1, 1)
-    if columns is not None:
-        scaled_MN = scaled_MN * columns.reshape(1, -1)
-    return scaled_MN.to(values_MN.dtype)
+def _parts(operand: Operand | None) -> tuple[tuple[Tensor | None, ...], Any]:
+    """Three tensors of an operand, and what they mean."""
+    if operand is None:
+        return (None, None, None), None
+    if isinstance(operand, Plain):
+        return (operand.matrix, None, None), Plain
+    q = operand.quantized()
+    return (q.packed, q.scale_codes, q.outer_scale), (q.layout, q.shape)
 
 
-def _scaled(format: Format | None, values: Tensor, dtype: torch.dtype) -> Scaled:
-    """Quantized values in the dtype of the GEMM: exact in BF16 already."""
-    if format is None:
-        return Scaled(values.to(dtype), None)
-    scaled = format.scaled(values)
-    return Scaled(scaled.values.to(dtype), scaled.outer)
+def _saved(ctx: Any) -> list[Operand | None]:
+    """What `_save` kept."""
+    tensors = ctx.saved_tensors
+    return [_whole(tensors[3 * i : 3 * i + 3], meaning) for i, meaning in enumerate(ctx.meanings)]
 
 
-def _output_dtype(input: Tensor) -> torch.dtype:
-    device = input.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else input.dtype
+def _whole(tensors: Any, meaning: Any) -> Operand | None:
+    """Undo `_parts`."""
+    if meaning is None:
+        return None
+    return Plain(tensors[0]) if meaning is Plain else Quantized(*tensors, *meaning)

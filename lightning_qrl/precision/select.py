@@ -1,9 +1,15 @@
 """Selectors: which linear layers of a model a rule is about.
 
-A selector is an anchored glob on full module names (``model.layers.*.mlp.down_proj``; ``*`` also
-crosses dots), one of the named predicates below, or `LastFraction`. Only decoder layers are
-candidates: embeddings and norms are no linear layers, and the head is selected by its exact name
-alone, since a quantized head changes every probability.
+A selector is an anchored glob on full names (``model.layers.*.mlp.down_proj``; ``*`` also crosses
+dots), one of the named predicates below, or `LastFraction`. A layer is an `nn.Linear`, by its
+module's name, or one fused parameter of a mixture's experts, by the parameter's
+(``model.layers.0.mlp.experts.gate_up_proj``). Only decoder layers are candidates: embeddings and
+norms are no linear layers.
+
+Two kinds must be asked for outright. The head is selected by its exact name alone, since a
+quantized head changes every probability. A router is selected by its exact name, or by a glob that
+spells its part of the name (``*.mlp.gate``, but neither ``*.mlp.*`` nor ``*.mlp.gate*``): a wrong
+expert is no rounding error.
 """
 
 import difflib
@@ -13,6 +19,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import nn
+
+from lightning_qrl.precision.experts import expert_weights
+
+ROUTERS = frozenset({"gate", "router", "shared_expert_gate"})  # whole parts of a name
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +59,8 @@ class Linears:
         decoder: those inside decoder layers, with the index of their layer.
         others: those outside, such as the head.
         layers: number of decoder layers.
+
+    Fused experts count as one linear layer a parameter.
     """
 
     decoder: dict[str, int]
@@ -72,9 +84,7 @@ def find_linears(model: nn.Module) -> Linears:
     prefix = max(outermost, key=lambda name: len(lists[name]))
     decoder: dict[str, int] = {}
     others = set()
-    for name, module in model.named_modules():
-        if not isinstance(module, nn.Linear):
-            continue
+    for name in linear_shapes(model):
         if name.startswith(f"{prefix}."):
             decoder[name] = int(name.removeprefix(f"{prefix}.").split(".", 1)[0])
         else:
@@ -88,15 +98,32 @@ def find_linears(model: nn.Module) -> Linears:
     return Linears(decoder, frozenset(others), len(lists[prefix]))
 
 
+def linear_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """The linear layers of a model in its order: (O, I), and (E, O, I) of fused experts."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear):
+            shapes[name] = (module.out_features, module.in_features)
+        fused = expert_weights(module).items()
+        shapes |= {f"{name}.{weight}": shape for weight, shape in fused}
+    return shapes
+
+
 def _has_part(*parts: str) -> Callable[[str], bool]:
-    return lambda name: any(part in parts for part in name.split("."))
+    return lambda name: not _parts(name).isdisjoint(parts)
 
 
-PREDICATES: dict[str, Callable[[str], bool]] = {
+def _parts(name: str) -> frozenset[str]:
+    return frozenset(name.split("."))
+
+
+ROUTED, SHARED = ("experts",), ("shared_expert", "shared_experts")
+PREDICATES: dict[str, Callable[[str], bool]] = {  # none of them means a router
     "linears": lambda name: True,
     "attention": _has_part("self_attn", "attn", "attention", "linear_attn"),
-    "mlp": _has_part("mlp", "feed_forward", "block_sparse_moe"),
-    "shared_experts": _has_part("shared_expert", "shared_experts"),
+    "mlp": _has_part("mlp", "feed_forward", "block_sparse_moe", *ROUTED, *SHARED),
+    "experts": _has_part(*ROUTED),
+    "shared_experts": _has_part(*SHARED),
 }
 
 
@@ -106,15 +133,18 @@ def select(selector: Selector, linears: Linears) -> frozenset[str]:
     Raises:
         ValueError: a glob or a predicate matches nothing.
     """
+    plain = [name for name in linears.decoder if _parts(name).isdisjoint(ROUTERS)]
     if isinstance(selector, LastFraction):
         first = linears.layers - selector.count(linears.layers)
-        return frozenset(name for name, layer in linears.decoder.items() if layer >= first)
-    if selector in linears.others:
+        return frozenset(name for name in plain if linears.decoder[name] >= first)
+    if selector in linears.others or selector in linears.decoder:
         return frozenset([selector])
     if selector in PREDICATES:
-        found = frozenset(filter(PREDICATES[selector], linears.decoder))
+        found = frozenset(filter(PREDICATES[selector], plain))
     else:
-        found = frozenset(fnmatch.filter(linears.decoder, selector))
+        spelt = ROUTERS & _parts(selector)
+        routers = (name for name in linears.decoder if not spelt.isdisjoint(_parts(name)))
+        found = frozenset(fnmatch.filter([*plain, *routers], selector))
     if not found:
         hint = _hint(selector, linears)
         raise ValueError(f"selector {selector!r} matches no linear layer; {hint}")

@@ -6,7 +6,18 @@ from rich.table import Table
 
 from lightning_qrl.precision import LinearPrecision, Row
 
-HEADINGS = ("layer", "shape", "weight", "activation", "backward", "kept by", "decay", "note")
+HEADINGS = (
+    "layer",
+    "shape",
+    "weight",
+    "activation",
+    "backward",
+    "kept by",
+    "decay",
+    "backend",
+    "why",
+    "note",
+)
 PLAIN = "·"  # the plain layer, in the trainer's own precision
 
 
@@ -14,12 +25,14 @@ def cells(row: Row) -> tuple[str, ...]:
     """The texts of a row, in the order of `HEADINGS`; the two sides are shown where they differ."""
     return (
         row.layer,
-        f"{row.shape[0]}x{row.shape[1]}",
+        "x".join(map(str, row.shape)),
         _sides(row, lambda p: str(p.weight or PLAIN)),
         _sides(row, lambda p: str(p.activation or PLAIN)),
         _sides(row, _backward),
         ", ".join(row.kept_by),
         "yes" if row.weight_decay else "no",
+        _sides(row, lambda p: p.backend) if row.quantized else "",
+        row.why,
         row.note,
     )
 

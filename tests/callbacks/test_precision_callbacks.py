@@ -17,7 +17,7 @@ from lightning_qrl.errors import UserError
 from lightning_qrl.formats import get_format
 from lightning_qrl.plugins import load_plugin, plugin_names
 from lightning_qrl.precision import LinearPrecision, PrecisionPlan
-from lightning_qrl.precision.plan import BF16
+from lightning_qrl.precision.resolve import BF16
 
 NVFP4 = get_format("nvfp4")
 LAYERS = 4

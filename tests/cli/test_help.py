@@ -10,7 +10,7 @@ from lightning_qrl.cli import app
 
 COMMANDS = [
     ["fit"], ["plan"], ["recipes", "ls"], ["recipes", "show"], ["recipes", "cp"],
-    ["recipes", "validate"], ["recipes", "diff"],
+    ["recipes", "validate"], ["recipes", "diff"], ["inspect"], ["sensitivity"],
 ]  # fmt: skip
 HEAVY = ("torch", "lightning", "mlflow", "transformers", "omegaconf", "yaml", "numpy", "pydantic")
 
@@ -27,7 +27,7 @@ def test_the_command_lists_its_commands(arguments):
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == (0 if arguments else 2)
     assert "Example: qrl fit --recipe 4bitter.yaml" in done.output
-    for name in ("fit", "plan", "recipes"):
+    for name in ("fit", "plan", "inspect", "sensitivity", "recipes"):
         assert name in done.output
 
 

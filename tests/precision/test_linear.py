@@ -357,9 +357,9 @@ class Counted(NVFP4):
 
     calls: list[tuple[int, ...]] = []
 
-    def scaled(self, x):
+    def operand(self, x, generator=None):
         self.calls.append(tuple(x.shape))
-        return NVFP4.scaled(self, x)
+        return NVFP4.operand(self, x, generator)
 
 
 def test_while_sampling_each_weight_is_quantized_once():

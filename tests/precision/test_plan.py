@@ -11,7 +11,7 @@ from lightning_qrl.errors import UserError
 from lightning_qrl.formats import get_format
 from lightning_qrl.formats.nvfp4 import NVFP4
 from lightning_qrl.precision import LinearPrecision, PrecisionPlan, QuantLinear
-from lightning_qrl.precision.plan import BF16
+from lightning_qrl.precision.resolve import BF16
 from lightning_qrl.precision.select import LastFraction
 
 NVFP4_ROW = get_format("nvfp4", outer_scale="row")
@@ -203,6 +203,38 @@ def test_an_untied_head_has_no_note_and_is_not_quantized_unasked(llama):
     assert (row.note, row.quantized) == ("", False)
 
 
+# --- experts ----------------------------------------------------------------------------------
+
+
+def test_fused_experts_are_one_row_a_parameter(qwen2_moe):
+    plan = committed(
+        qwen2_moe, lambda p: quantize(p, "experts"), PrecisionPlan.no_decay_on_quantized
+    )
+    rows = rows_by_layer(plan)
+    up = rows["model.layers.0.mlp.experts.gate_up_proj"]
+    assert (up.shape, up.fused) == ((4, 32, 32), True)
+    assert rows["model.layers.1.mlp.experts.down_proj"].shape == (4, 32, 16)
+    assert rows["model.layers.1.mlp.shared_expert.down_proj"].shape == (32, 16)
+    for name, row in rows.items():
+        assert row.quantized == row.fused == (".experts." in name)
+        assert row.weight_decay == (not row.fused)
+        assert qwen2_moe.get_parameter(row.parameter).shape == torch.Size(row.shape)
+    assert plan.summary() == "nvfp4 forward on 4 of 21 linears"
+
+
+def test_keep_spares_experts(qwen2_moe):
+    plan = committed(
+        qwen2_moe,
+        lambda p: quantize(p, "experts"),
+        lambda p: p.keep(LastFraction(0.5), by="tail"),
+    )
+    rows = rows_by_layer(plan)
+    assert rows["model.layers.0.mlp.experts.down_proj"].quantized
+    kept = rows["model.layers.1.mlp.experts.down_proj"]
+    assert (kept.train, kept.kept_by) == (BF16, ("tail",))
+    assert plan.summary() == "nvfp4 forward on 2 of 21 linears, 2 kept by tail"
+
+
 # --- errors -----------------------------------------------------------------------------------
 
 
@@ -344,9 +376,9 @@ class Counted(NVFP4):
 
     calls: list[tuple[int, ...]] = []
 
-    def scaled(self, x):
+    def operand(self, x, generator=None):
         self.calls.append(tuple(x.shape))
-        return NVFP4.scaled(self, x)
+        return NVFP4.operand(self, x, generator)
 
 
 IDS = torch.arange(10).view(2, 5)

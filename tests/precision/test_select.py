@@ -25,7 +25,7 @@ def test_a_glob_is_anchored_at_both_ends():
     linears = find_linears(mixture())
     gates = {f"model.layers.{i}.mlp.gate" for i in range(11)}
     assert select("*.mlp.gate", linears) == gates  # and not gate_up_proj (verl#7519)
-    assert select("*.mlp.gate*", linears) == gates | {f"{gate}_up_proj" for gate in gates}
+    assert select("*.mlp.gate_*", linears) == {f"{gate}_up_proj" for gate in gates}
     for part in ("mlp.gate", "gate", "model.layers.0.mlp", "*.mlp", "layers.*"):
         with pytest.raises(ValueError, match="matches no linear layer"):
             select(part, linears)
@@ -70,6 +70,50 @@ def test_predicates(llama):
     assert select("*", linears) == attention | mlp
     with pytest.raises(ValueError, match="'shared_experts' matches no linear layer"):
         select("shared_experts", linears)
+
+
+def routed(layers=range(2)):
+    """The fused experts of the small Qwen2-MoE."""
+    return {
+        f"model.layers.{i}.mlp.experts.{n}" for i in layers for n in ("gate_up_proj", "down_proj")
+    }
+
+
+def test_experts_are_the_routed_ones(qwen2_moe):
+    linears = find_linears(qwen2_moe)
+    assert select("experts", linears) == routed()
+    assert select("mlp", linears) == routed() | select("shared_experts", linears)
+    assert select("linears", linears) == select("mlp", linears) | select("attention", linears)
+    assert select("*.1.mlp.experts.*", linears) == routed([1])
+    assert select("*.gate_up_proj", linears) == {n for n in routed() if n.endswith("gate_up_proj")}
+    assert select(LastFraction(0.5), linears) >= routed([1])
+    assert not select(LastFraction(0.5), linears) & routed([0])
+
+
+def test_experts_in_a_list_are_the_routed_ones():
+    linears = find_linears(mixture(layers=2, experts=3))
+    lists = {f"model.layers.{i}.mlp.experts.{e}" for i in range(2) for e in range(3)}
+    assert select("experts", linears) == lists
+    assert select("mlp", linears) == lists | select("*.gate_up_proj", linears)
+
+
+def test_routers_are_meant_by_their_own_name_alone(qwen2_moe):
+    models = [find_linears(mixture(layers=2)), find_linears(qwen2_moe)]
+    for linears, last in zip(models, ("gate", "shared_expert_gate"), strict=True):
+        routers = {f"model.layers.{i}.mlp.{last}" for i in range(2)}
+        for wide in ("linears", "mlp", "*", "*.mlp.*", "*gate*", "model*", LastFraction(1)):
+            assert not routers & select(wide, linears), wide
+        assert select(f"*.{last}", linears) == routers
+        assert select(f"*.1.mlp.{last}", linears) == {f"model.layers.1.mlp.{last}"}
+        assert select(f"model.layers.0.mlp.{last}", linears) == {f"model.layers.0.mlp.{last}"}
+
+
+def test_a_router_within_a_router_is_one():
+    layer = nn.ModuleDict({"router": nn.ModuleDict({"layer": nn.Linear(8, 4)})})
+    layer["experts"] = nn.ModuleList([nn.Linear(8, 8)])
+    linears = find_linears(nn.ModuleDict({"layers": nn.ModuleList([layer])}))
+    assert select("linears", linears) == {"layers.0.experts.0"}
+    assert select("*.router.*", linears) == {"layers.0.router.layer"}
 
 
 def test_shared_experts_of_qwen2_moe(qwen2_moe):
