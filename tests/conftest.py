@@ -1,9 +1,14 @@
 """A policy small enough to train in milliseconds, a task it can be mixed at, and a tiny Trainer."""
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+# Before torch: compiling kernels takes seconds each, and changes no number. Whatever tests that
+# turns it on (tests/formats/test_compiling.py).
+os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
 
 import lightning as L
 import pytest

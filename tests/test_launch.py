@@ -273,6 +273,19 @@ def test_a_killed_run_resumes_bit_for_bit_in_the_same_mlflow_run(here, uri):
     check_resume(here, uri, 7, "on_train_batch_end", 12)
 
 
+# recipes/nvfp4_pretraining.yaml, which rounds gradients stochastically
+PRETRAINING = [
+    "callbacks.dequantized_backward=null",
+    "callbacks.forward_quantization={format: nvfp4, weight: {block: [16, 16]}}",
+    "callbacks.quantized_backward={format: nvfp4, rounding: stochastic, hadamard: 16}",
+]
+
+
+@pytest.mark.slow
+def test_a_killed_run_with_noise_in_its_rounding_resumes_bit_for_bit(here, uri):
+    check_resume(here, uri, 7, "on_train_batch_end", 12, *PRETRAINING)
+
+
 UPDATES = ["grpo.minibatches=2", "grpo.num_iterations=2", "trainer.accumulate_grad_batches=2"]
 
 

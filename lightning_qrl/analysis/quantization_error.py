@@ -21,8 +21,8 @@ deadzone and grid is 0, their elements being disjoint; that of scale and deadzon
 on all of D, as for a scale that is rounded up. The one of scale and grid is negative: a scale that
 is off moves every element to another grid, and away from the error that it had.
 
-The gain of a scale is s / s*; the gain of the numbers themselves is <Q, x> / ||x||^2, which
-dequantization brings back to nearly 1 whatever s is.
+The gain of a scale is s / s*; that of the numbers is <Q, x> / ||x||^2: dequantization divides by s
+what it was multiplied by, so it is nearly 1 whatever s is.
 
 Every format has this decomposition. One without any scale has Q* = Q; one outer scale is s up to
 FP32's rounding, so its e_scale is next to nothing; four-over-six counts as scale, and so does the
@@ -242,7 +242,7 @@ def _scales(x_BRn: Tensor, quantized: Quantized, largest: float) -> _Scales | No
         per_row = outer.double().expand(*quantized.shape[:-1], 1).reshape(batch, rows, 1)
     if blocks is not None:
         spread = quantized.layout.block
-        amax = _block_amax(magnitudes, spread)
+        amax = max_pool2d(magnitudes, spread, ceil_mode=True)
         used = blocks.double().view(amax.shape)
         used = used if outer is None else used * per_row[:, :: spread[0]]
     elif outer is not None:
@@ -255,11 +255,6 @@ def _scales(x_BRn: Tensor, quantized: Quantized, largest: float) -> _Scales | No
     else:
         return None
     return _Scales(used, amax.double() / largest, spread)
-
-
-def _block_amax(magnitudes_BRn: Tensor, block: tuple[int, int]) -> Tensor:
-    """The largest of each block of rows x columns: [B, ceil(R / rows), ceil(n / columns)]."""
-    return max_pool2d(magnitudes_BRn, block, ceil_mode=True)
 
 
 def _measure(piece: _Piece, table: _Table) -> QuantizationError:
@@ -277,31 +272,27 @@ def _measure(piece: _Piece, table: _Table) -> QuantizationError:
     in_scale, rest = q - best, best - x
     in_deadzone, in_grid = rest.where(dead, 0), rest.where(~dead, 0)
     return QuantizationError(
-        elements=_sum(finite),
-        skipped=_sum(~finite),
+        elements=float(finite.sum()),
+        skipped=float((~finite).sum()),
         signal=_dot(x, x),
         error=_dot(q - x, q - x),
         product=_dot(q, x),
-        saturated=_sum(saturated & finite & (q != 0)),
-        underflowed=_sum((q == 0) & (x != 0)),
-        in_deadzone=_sum(dead & (x != 0)),
+        saturated=float((saturated & finite & (q != 0)).sum()),
+        underflowed=float(((q == 0) & (x != 0)).sum()),
+        in_deadzone=float((dead & (x != 0)).sum()),
         scale=_dot(in_scale, in_scale),
         deadzone=_dot(in_deadzone, in_deadzone),
         grid=_dot(in_grid, in_grid),
         scale_deadzone=2 * _dot(in_scale, in_deadzone),
         scale_grid=2 * _dot(in_scale, in_grid),
         deadzone_grid=2 * _dot(in_deadzone, in_grid),
-        scale_gain=_sum(gains),
+        scale_gain=float(gains.sum()),
         scales=len(gains),
     )
 
 
 def _dot(a: Tensor, b: Tensor) -> float:
     return float((a * b).sum())
-
-
-def _sum(values: Tensor) -> float:
-    return float(values.sum())
 
 
 def _ratio(a: float, b: float) -> float:

@@ -165,23 +165,37 @@ class Sensitivity:
         return steps
 
     def choose(self, walk: list[Spared], target: float) -> Spared:
-        """The first step of a walk that reaches a target, less the groups that it can do without.
+        """The smallest set that reaches a target, of those that the walk tried.
+
+        Those are its steps and, at each step, every group that could have been spared next; less
+        the groups that the set can do without.
 
         Args:
             walk: see `walk`.
             target: share of the cost of quantizing everything that is to be taken off, 0 to 1.
         """
         limit = (1 - target) * walk[0].cost.value
-        chosen = next((step for step in walk if step.cost.value <= limit), walk[-1])
-        for group in chosen.groups:  # the earliest were chosen knowing least
+        tried = [
+            self._spare((*step.groups, name))
+            for step in walk[:-1]
+            for name, layers in self.groups.items()
+            if not layers <= self._layers(step.groups)
+        ]
+        enough = [spared for spared in (*walk, *tried) if spared.cost.value <= limit]
+        smallest = min(enough, key=lambda s: (s.extra_bytes, s.cost.value), default=walk[-1])
+        chosen = smallest
+        for group in smallest.groups:  # the earliest were chosen knowing least
             without = self._spare([name for name in chosen.groups if name != group])
             if without.cost.value <= limit:
                 chosen = without
         return chosen
 
     def _spare(self, groups: Sequence[str]) -> Spared:
-        layers = frozenset[str]().union(*(self.groups[name] for name in groups))
+        layers = self._layers(groups)
         return Spared(tuple(groups), self._extra(layers), self.cost(self.everything - layers))
+
+    def _layers(self, groups: Sequence[str]) -> Layers:
+        return frozenset[str]().union(*(self.groups[name] for name in groups))
 
     def _gain(self, group: str, spared: Layers) -> float:
         """What sparing one more group saves per byte."""

@@ -59,9 +59,7 @@ def sensitivity(
         chosen = measured.choose(walk, target)
     print(f"recipe {chosen_recipe.name}: {report.headline(measured)}\n")
     print(report.ranking_text(ranking))
-    for line in report.ends_text(measured):
-        print(line)
-    print(f"\n{report.walk_text(walk)}")
+    print("\n".join([*report.ends_text(measured), "", report.walk_text(walk)]))
     print(f"chosen  {report.choice_text(chosen, walk)}")
     report.draw_sensitivity(file, f"Sensitivity of {chosen_recipe.name}", ranking, walk, chosen)
     print(f"figure  {file}")

@@ -41,7 +41,6 @@ class Format(ABC):
     """
 
     fixed: ClassVar[tuple[str, ...]] = ()  # fields that the name decides, no options
-    wide: ClassVar[bool] = False  # whether values have more significant bits than BF16
 
     @property
     @abstractmethod
@@ -52,6 +51,11 @@ class Format(ABC):
     @abstractmethod
     def bits(self) -> float:
         """Stored bits a value, block scales included, outer scales not."""
+
+    @property
+    def wide(self) -> bool:
+        """Whether values have more significant bits than BF16: their GEMMs then run in FP32."""
+        return False
 
     def __post_init__(self) -> None:
         """Check the options.

@@ -3,7 +3,8 @@
 A number must not depend on the size of the tensor that it is in, and small tensors are not worth a
 compiled call. So a kernel is trusted only after its first results equal those of the plain function
 bit for bit; one that differs (a compiler that flushes subnormals, say) is dropped with a warning.
-Without a working compiler everything computes eagerly, with one warning, several times slower.
+Without a working compiler everything computes eagerly, with one warning, several times slower; a
+compiler that failed is not tried again.
 
 Compilation happens once a process for each format, at its first large tensor, for all sizes at
 once. PyTorch keeps the kernels on disk (`TORCHINDUCTOR_CACHE_DIR`), so a later process only loads
@@ -12,6 +13,7 @@ them. `TORCH_COMPILE_DISABLE=1` turns all of it off.
 
 import functools
 import math
+import os
 import warnings
 from collections.abc import Callable, Hashable
 from typing import Any, ParamSpec, TypeVar
@@ -89,7 +91,6 @@ def _make(
 ) -> Callable[..., Any]:
     """A kernel that has shown that it agrees with the plain function; else the plain function."""
     from torch._dynamo.exc import TorchDynamoException  # slow to import, and not always needed
-    from torch._inductor.exc import InvalidCxxCompiler
 
     def kernel(*args: Any) -> Any:
         return function(static, *args)
@@ -105,12 +106,9 @@ def _make(
         if odd:
             strange = [_strange(tensors[0]), *tensors[1:]]
             agrees &= _same(fast(*strange), kernel(*strange))
-    except InvalidCxxCompiler as error:
-        _missing.append("no C++ compiler")
+    except TorchDynamoException as error:  # whatever it is: no compiler, none that works, ...
+        _failed.add(tensors[0].device.type)
         _warn(f"number formats compute uncompiled, several times slower: {_first_line(error)}")
-        return kernel
-    except TorchDynamoException as error:
-        _warn(f"{static} computes uncompiled, several times slower: {_first_line(error)}")
         return kernel
     if not agrees:
         _warn(f"{static} computes uncompiled, since its compiled kernel differs in some bit")
@@ -124,9 +122,11 @@ def _strange(x: Tensor) -> Tensor:
     flat = x.view(-1)
     for i, value in enumerate([math.nan, math.inf, -math.inf, 3e38, 1e-45, -0.0]):
         flat[i * 5003 % flat.numel()] = value
-    x[len(x) // 2] *= 1e-38
-    x[len(x) // 3] *= 1e-44
-    x[len(x) // 4] = 0.0
+    for parts in (x.view(-1, x.shape[-1]), x):  # blocks, rows
+        if len(parts) > 4:
+            parts[len(parts) // 2] *= 1e-38
+            parts[len(parts) // 3] *= 1e-44
+            parts[len(parts) // 4] = 0.0
     return x
 
 
@@ -142,12 +142,13 @@ def _same(a: Any, b: Any) -> bool:
     return bool(same_bits.all())
 
 
-_missing: list[str] = []  # what compilation needs and this machine lacks
+_failed: set[str] = set()  # types of the devices that compilation has failed for
 
 
 def _possible(tensor: Tensor) -> bool:
-    off = bool(_missing) or torch._dynamo.config.disable
-    return not off and tensor.device.type in ("cpu", "cuda")
+    device = tensor.device.type
+    off = os.environ.get("TORCH_COMPILE_DISABLE") == "1"  # torch's own switch
+    return device in ("cpu", "cuda") and device not in _failed and not off
 
 
 def _first_line(error: Exception) -> str:

@@ -8,7 +8,8 @@ need not be undone (NVIDIA's NVFP4 pretraining, arXiv 2509.25149: 16, one fixed 
 
 The sums are formed by butterflies, in one order for every shape: a row's numbers do not depend on
 the rows beside it, as those of a matrix product could. A row whose length is no multiple of K is
-filled up with zeros; all of the filled row is then needed to rotate back.
+filled up with zeros; all of the filled row is then needed to rotate back. A NaN reaches
+all K values that it is rotated with; an infinity makes K infinities of them, which saturate.
 """
 
 import math
@@ -44,7 +45,7 @@ def rotate_back(x: Tensor, size: Hadamard, length: int) -> Tensor:
     """Undo `rotate` and cut the last axis to `length`."""
     if size == "none":
         return x[..., :length]
-    return _by_sign(_butterflies(x, size), size)[..., :length]
+    return _by_sign(_butterflies(x, size), size).add_(0.0)[..., :length]  # one zero
 
 
 def _by_sign(x: Tensor, size: int) -> Tensor:

@@ -27,6 +27,8 @@ from lightning_qrl.formats.compiling import apart, as_bytes, is_number
 from lightning_qrl.formats.floats import split_outer
 from lightning_qrl.formats.low_bit import LowBit, Split
 from lightning_qrl.formats.quantized import Block, Codec
+from lightning_qrl.formats.rounding import up_or_down_
+from lightning_qrl.formats.scales import BF16Scale
 
 LARGEST_BF16 = 3.38e38  # a little less, so that an element times its scale is finite in FP32
 
@@ -61,7 +63,7 @@ class SignedInt:
                 even.
         """
         values = values.clamp_(-self.largest, self.largest)
-        values = values.round_() if noise is None else values.add_(noise).floor_()
+        values = values.round_() if noise is None else up_or_down_(values, noise)
         return values.add_(0.0)  # one zero
 
     def codes(self) -> Tensor:
@@ -80,19 +82,6 @@ class SignedInt:
 
 
 @dataclass(frozen=True, slots=True)
-class _BF16Scale:
-    """Group scales, stored as they are."""
-
-    bits: ClassVar[int] = 16
-
-    def encode(self, elements: Tensor, sign_of: Tensor) -> Tensor:
-        return elements.to(torch.bfloat16)
-
-    def decode(self, codes: Tensor) -> Tensor:
-        return codes.float()
-
-
-@dataclass(frozen=True, slots=True)
 class _Int(LowBit):
     """What the integers share. A subclass names itself and its width."""
 
@@ -100,7 +89,7 @@ class _Int(LowBit):
     block: Block = (1, 1)
 
     width: ClassVar[int]
-    scale_codec: ClassVar[Codec | None] = _BF16Scale()
+    scale_codec: ClassVar[Codec | None] = BF16Scale()
 
     @override
     def __post_init__(self) -> None:

@@ -12,7 +12,7 @@ R rows, n values a row, B blocks a row.
 import math
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -76,7 +76,10 @@ class LowBit(Format):
     rounding: Rounding = "nearest"
     hadamard: Hadamard = "none"
 
-    scale_codec: ClassVar[Codec | None] = None
+    @property
+    def scale_codec(self) -> Codec | None:
+        """The code space of a block scale; None in formats without."""
+        return None
 
     @property
     def block(self) -> Block:

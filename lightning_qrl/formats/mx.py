@@ -39,6 +39,7 @@ from lightning_qrl.formats.blocks import BlockFormat, block_amax, magnitudes
 from lightning_qrl.formats.compiling import apart
 from lightning_qrl.formats.low_bit import Split
 from lightning_qrl.formats.quantized import Block, Codec
+from lightning_qrl.formats.scales import E8M0, E8M0_SMALLEST, power_of_two
 from lightning_qrl.formats.small_float import (
     E2M1,
     E2M3,
@@ -49,26 +50,6 @@ from lightning_qrl.formats.small_float import (
     FP32_MANTISSA_BITS,
     SmallFloat,
 )
-
-E8M0_SMALLEST = 2.0**-127
-E8M0_NAN = 255
-
-
-@dataclass(frozen=True, slots=True)
-class E8M0:
-    """A power of two, 2^-127 to 2^127, as its biased exponent; code 255 is NaN."""
-
-    bits: ClassVar[int] = 8
-
-    def encode(self, elements: Tensor, sign_of: Tensor) -> Tensor:
-        """The code of each power of two, a byte."""
-        field = elements.view(torch.int32) >> FP32_MANTISSA_BITS  # 2^-127 is subnormal: field 0
-        return torch.where(elements.isnan(), E8M0_NAN, field).to(torch.uint8)
-
-    def decode(self, codes: Tensor) -> Tensor:
-        """The FP32 value of each code."""
-        values = _power_of_two(codes.int().clamp_max(2 * FP32_EXPONENT_BIAS))
-        return torch.where(codes == E8M0_NAN, math.nan, values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +79,8 @@ class _MX(BlockFormat):
         amax_RB = self.share(torch.amax, block_amax(scratch_RBK))
         field_RB = self._scale_field(amax_RB)
         # 0.0 * NaN hands a block's NaN on to its scale.
-        scale_RB = apart(_power_of_two(field_RB) + 0.0 * amax_RB)
-        inverse_RB = apart(_power_of_two(2 * FP32_EXPONENT_BIAS - field_RB))
+        scale_RB = apart(power_of_two(field_RB) + 0.0 * amax_RB)
+        inverse_RB = apart(power_of_two(2 * FP32_EXPONENT_BIAS - field_RB))
         elements_RBK = self.element.round_(x_RBK * inverse_RB[..., None], scratch_RBK, noise_RBK)
         return Split(elements_RBK.mul_(scale_RB[..., None]), scale_RB, None)
 
@@ -118,12 +99,6 @@ class _MX(BlockFormat):
         }[self.scale_rule]
         field_RB = (amax_RB.view(torch.int32) + carry) >> FP32_MANTISSA_BITS
         return (field_RB - emax).clamp(0, 2 * FP32_EXPONENT_BIAS - self.element.emax)
-
-
-def _power_of_two(field: Tensor) -> Tensor:
-    """2^(field - 127) in FP32, for an int32 field in [0, 254]."""
-    subnormal = 1 << (FP32_MANTISSA_BITS - 1)  # the bits of 2^-127
-    return (field << FP32_MANTISSA_BITS).clamp_min(subnormal).view(torch.float32)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,20 @@ def default_generator(device: torch.device) -> torch.Generator:
     return _generators[device]
 
 
+def up_or_down_(x: Tensor, noise: Tensor) -> Tensor:
+    """An integer next to x: the upper one where the noise is below x's distance from the lower.
+
+    (Flooring x + noise would do, but for noise near 1, where FP32 rounds the sum up to an integer
+    too far: 3 would now and then become 4.)
+
+    Args:
+        x: FP32; overwritten.
+        noise: uniform in [0, 1), of x's shape.
+    """
+    below = x.floor()
+    return below.add_(noise < x.sub_(below))
+
+
 def noise_for(x: Tensor, rounding: Rounding, generator: torch.Generator | None) -> Tensor | None:
     """Uniform numbers in [0, 1) of x's shape, FP32; None where rounding is to the nearest."""
     if rounding == "nearest":

@@ -11,7 +11,7 @@ c = 1.5 * 2^(23-M) * 2^e FP32 numbers have that very spacing, so (v + c) - c rou
 exponent bits of v gives 2^e. (Without mantissa bits a tie between two powers of two goes to the
 larger, as IEEE 754 has it for one digit.)
 
-Rounding stochastically takes the gap g = 2^(e-M) and uniform noise u: floor(v / g + u) * g.
+Rounding stochastically takes the gap g = 2^(e-M) and rounds v / g up or down (see `rounding`).
 
 Deviation: a value that rounds to zero comes out as +0. Hardware keeps the sign of a zero; a matrix
 product cannot tell. `encode` puts the sign back, so that stored codes are those of the hardware,
@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from lightning_qrl.formats.compiling import as_bytes, is_number
+from lightning_qrl.formats.rounding import up_or_down_
 
 FP32_MANTISSA_BITS = 23
 FP32_EXPONENT_BIAS = 127
@@ -92,7 +93,7 @@ class SmallFloat:
                 nearest, ties to even.
 
         Returns:
-            The rounded values: `values` itself, except in a compiled graph.
+            The rounded values, often `values` itself.
         """
         values = values.clamp_(-self.largest, self.largest)
         binade = _binade(values, self.emin, scratch)
@@ -101,7 +102,7 @@ class SmallFloat:
             alpha = 1.5 * 2.0 ** (FP32_MANTISSA_BITS - self.mantissa_bits)
             return values.add_(binade, alpha=alpha).sub_(binade, alpha=alpha)
         gap = binade.mul_(2.0**-self.mantissa_bits)
-        return values.div_(gap).add_(noise).floor_().mul_(gap)
+        return up_or_down_(values.div_(gap), noise).mul_(gap)
 
     def codes(self) -> Tensor:
         """Every representable finite value, ascending, one zero.

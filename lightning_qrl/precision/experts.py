@@ -192,7 +192,7 @@ def _low_precision_linear(
     key: Hashable,
 ) -> Tensor:
     """As `QuantLinear.forward` does it."""
-    inner_SI = x_SI.to(gemm_dtype(x_SI, precision.weight, precision.activation))
+    inner_SI = x_SI.to(gemm_dtype(x_SI, *precision.operands))
     with torch.autocast(x_SI.device.type, enabled=False):
         y_SO = quantized_linear(inner_SI, weight_OI, precision, switch, key=key)
         if bias_O is not None:

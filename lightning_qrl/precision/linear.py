@@ -69,6 +69,12 @@ class LinearPrecision:
         """Whether an operand of the forward GEMM has fewer than 16 bits."""
         return any(f is not None and f.bits < 16 for f in (self.weight, self.activation))
 
+    @property
+    def operands(self) -> tuple[Format | None, ...]:
+        """The formats of all that its GEMMs multiply."""
+        gradient = self.gradient if self.backward == "quantized" else None
+        return self.weight, self.activation, gradient
+
 
 class QuantLinear(nn.Linear):
     """`nn.Linear` with the same parameters and state-dict keys, computing as its precision says.
@@ -112,9 +118,7 @@ class QuantLinear(nn.Linear):
         if precision is None:
             return super().forward(input)
         dtype = output_dtype(input)
-        x_NI = input.to(gemm_dtype(input, precision.weight, precision.activation)).reshape(
-            -1, self.in_features
-        )
+        x_NI = input.to(gemm_dtype(input, *precision.operands)).reshape(-1, self.in_features)
         with torch.autocast(input.device.type, enabled=False):
             y_NO = quantized_linear(
                 x_NI,
@@ -162,6 +166,8 @@ def quantized_linear(
     """
     with torch.no_grad():
         w = _weight_operand(weight_OI, precision.weight, switch, key)
+    if not torch.is_grad_enabled():  # or operands are packed for a backward that never comes
+        x_NI, weight_OI = x_NI.detach(), weight_OI.detach()
     y_NO: Tensor = _Linear.apply(x_NI, weight_OI, w, precision, switch, multiply)  # type: ignore[no-untyped-call]
     return y_NO
 
@@ -221,7 +227,7 @@ def _for_wgrad(
     if rule.backward == "dequantized":
         return x
     rotation = common_rotation(rule.gradient, rule.activation)
-    return quantize(rotated(rule.activation, rotation), x_NI.T, generator)
+    return quantize(rotated(rule.activation, rotation), x_NI.detach().T, generator)
 
 
 def _for_dgrad(w: Operand, weight_OI: Tensor, rule: LinearPrecision) -> Operand:

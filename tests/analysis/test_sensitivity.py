@@ -76,6 +76,8 @@ def test_the_choice_reaches_its_target_with_nothing_to_spare():
     assert [step.groups[-1:] for step in walk] == [(), ("two",), ("both",), ("four",)]
     assert sensitivity.choose(walk, 0.2).groups == ("two",)
     assert sensitivity.choose(walk, 0.7).groups == ("both",)
+    # A set that the walk passed over, for `both` saves more per byte than `four`.
+    assert sensitivity.choose(walk, 0.24).groups == ("two", "four")
     for target in (0.1, 0.5, 0.9, 1.0):
         chosen = sensitivity.choose(walk, target)
         assert chosen.cost.value <= (1 - target) * 4 + 1e-12

@@ -4,6 +4,7 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.demos.boring_classes import BoringModel
+from omegaconf import OmegaConf
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from callbacks.base import PrecisionCallback, snake_case
@@ -21,6 +22,7 @@ from lightning_qrl.precision.resolve import BF16
 
 NVFP4 = get_format("nvfp4")
 LAYERS = 4
+UP_PROJ = "model.layers.0.mlp.up_proj"
 
 
 def table(*callbacks):
@@ -121,6 +123,32 @@ def test_forward_quantization_of_one_operand():
     assert row.quantized
 
 
+@pytest.mark.parametrize("format", ["nvfp4", "int4"])
+@pytest.mark.parametrize("side", ["train", "rollout", "both"])
+def test_forward_quantization_of_weights_alone_or_of_activations_alone(format, side):
+    quantized_ = get_format(format)
+    for off, expected in (
+        ("activation", LinearPrecision(quantized_, None)),
+        ("weight", LinearPrecision(None, quantized_)),
+    ):
+        row = table(ForwardQuantization(format, side=side, **{off: "none"}))[UP_PROJ]
+        assert row.train == (None if side == "rollout" else expected)
+        assert row.rollout == (None if side == "train" else expected)
+        assert row.quantized
+
+
+def test_forward_quantization_takes_blocks_as_yaml_has_them():
+    yaml = "{format: nvfp4, weight: {block: [16, 16]}, activation: {outer_scale: row}}"
+    row = table(ForwardQuantization(**OmegaConf.to_container(OmegaConf.create(yaml))))[UP_PROJ]
+    assert row.train is not None
+    assert row.train.weight == get_format("nvfp4", block=(16, 16))
+    assert row.train.activation == get_format("nvfp4", outer_scale="row")
+    yaml = "{format: int4, block: [1, 32], outer_scale: none, activation: none}"
+    row = table(ForwardQuantization(**OmegaConf.to_container(OmegaConf.create(yaml))))[UP_PROJ]
+    groups = get_format("int4", block=(1, 32), outer_scale="none")
+    assert row.train == LinearPrecision(groups, None)
+
+
 @pytest.mark.parametrize(
     ("where", "part"),
     [("mlp", ".mlp."), (["mlp"], ".mlp."), (["*.0.*", "*.0.mlp.*", "*.3.*"], (".0.", ".3."))],
@@ -158,6 +186,26 @@ def test_quantized_backward_sets_backward_and_gradient(where):
         rule = (fp8, "quantized") if inside else (None, "high_precision")
         assert rows[layer].train == LinearPrecision(NVFP4, NVFP4, *rule)
     assert not quantized(table(callback))
+
+
+def test_quantized_backward_of_the_pretraining_recipe():
+    square = {"block": [16, 16]}
+    callback = QuantizedBackward("nvfp4", rounding="stochastic", hadamard=16)
+    rows = table(ForwardQuantization("nvfp4", weight=square), callback)
+    gradient = get_format("nvfp4", rounding="stochastic", hadamard=16)
+    weight = get_format("nvfp4", block=(16, 16))
+    for layer in quantized(rows):
+        assert rows[layer].train == LinearPrecision(weight, NVFP4, gradient, "quantized")
+
+
+@pytest.mark.parametrize("off", ["weight", "activation"])
+def test_quantized_backward_of_layers_with_one_quantized_operand(off):
+    forward = ForwardQuantization("nvfp4", **{off: "none"})
+    row = table(forward, QuantizedBackward("mxfp8"))[UP_PROJ]
+    formats = {"weight": NVFP4, "activation": NVFP4, off: None}
+    assert row.train == LinearPrecision(
+        **formats, gradient=get_format("mxfp8"), backward="quantized"
+    )
 
 
 def test_the_two_backwards_disagree_in_either_order():
@@ -209,6 +257,21 @@ def test_no_decay_on_quantized_exempts_what_is_quantized():
         (lambda: ForwardQuantization("bf16", activation={"outer_scale": "row"}), "it has none"),
         (lambda: ForwardQuantization("nvfp4", where=[]), "where selects nothing"),
         (lambda: ForwardQuantization("nvfp4", side="trian"), "side must be .*'trian'"),
+        (lambda: ForwardQuantization("nvfp4", weight="none", activation="none"), "both none"),
+        (lambda: ForwardQuantization("nvfp4", block=[8, 8]), r"block=\(8, 8\) is not \[1, 16\]"),
+        (
+            lambda: ForwardQuantization("nvfp4", outer_scale="row", block=[16, 16]),
+            r"block=\[16, 16\] spans rows",
+        ),
+        (lambda: ForwardQuantization("int4", block=[1, 32]), "set outer_scale=none"),
+        (lambda: ForwardQuantization("int4", block=32, outer_scale="none"), r"is not \[1, N\]"),
+        (
+            lambda: ForwardQuantization("nvfp4", four_over_six="mae", rounding="stochastic"),
+            "set rounding=nearest",
+        ),
+        (lambda: QuantizedBackward("nvfp4", rounding="stochastc"), "did you mean 'stochastic'"),
+        (lambda: QuantizedBackward("nvfp4", hadamard=8), "hadamard=8 is not none, 16, 32"),
+        (lambda: QuantizedBackward("bf16", hadamard=16), "no option 'hadamard'"),
         (lambda: QuantizedBackward("fp8"), "'fp8'; did you mean 'fp8_e4m3'|known: .*fp8_e4m3"),
         (lambda: QuantizedBackward("nvfp4", scale_rule="floor"), "no option 'scale_rule'"),
         (lambda: BF16Tail(1.5), "fraction must be 0 to 1, got 1.5"),

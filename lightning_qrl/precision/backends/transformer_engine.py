@@ -5,6 +5,8 @@ Engine's recipe classes and all of its arguments that matter, said outright, sin
 come from environment variables.
 
     Float8CurrentScaling   fp8_e4m3, one scale a tensor; gradient fp8_e4m3, or fp8_e5m2 (HYBRID)
+    Float8BlockScaling     the same elements in blocks of 1x128 or 128x128; two operands of a GEMM
+                           have not both 128x128; scales fp32, or e8m0 (power_2_scale of QParams)
     MXFP8BlockScaling      mxfp8 under scale_rule rceil, the rule of its kernels
     NVFP4BlockScaling      nvfp4; weights with one outer scale, in blocks of 1x16, or of 16x16 for
                            its 2-D quantization; activations with one outer scale a tensor or a row
@@ -12,8 +14,7 @@ come from environment variables.
                            256 as ours (nvfp4_4over6); gradients with rounding stochastic (SR) and
                            hadamard 16 (RHT of dY and X in wgrad alone; its signs are its own)
 
-`backward` is its `backward_override`; `quantized` is none. (Float8BlockScaling, 128x128 blocks of
-FP8, is meant by no format of ours.)
+`backward` is its `backward_override`; `quantized` is none.
 
 A layer keeps our Parameter objects and names: the `te.Linear` inside is no registered module and
 has no weight of its own, so no `_extra_state` reaches a checkpoint. Tokens are filled up with zeros
@@ -45,9 +46,17 @@ from lightning_qrl.precision.linear import LinearPrecision, QuantLinear
 _Named = tuple[str, dict[str, Any]]
 
 TOKENS = 32  # a multiple of them suits every recipe
-FEATURES = {"Float8CurrentScaling": 16, "MXFP8BlockScaling": 32, "NVFP4BlockScaling": 32}
+DIMENSIONS = {(1, 128): 1, (128, 128): 2}  # what Transformer Engine calls these blocks
+FEATURES = {
+    "Float8CurrentScaling": 16,
+    "Float8BlockScaling": 16,
+    "MXFP8BlockScaling": 32,
+    "NVFP4BlockScaling": 32,
+}
+HOPPER = (9, 0)
 SINCE = {
     "Float8CurrentScaling": ADA,
+    "Float8BlockScaling": HOPPER,
     "MXFP8BlockScaling": BLACKWELL,
     "NVFP4BlockScaling": BLACKWELL,
 }
@@ -59,7 +68,9 @@ class Recipe:
 
     Attributes:
         name: of the class in `transformer_engine.common.recipe`.
-        arguments: of its constructor; `fp8_format` by the name of the enum's member.
+        arguments: of its constructor; `fp8_format` by the name of the enum's member. And
+            `fp8_quant_*`, attributes that the constructor does not take, by the arguments of their
+            QParams.
     """
 
     name: str
@@ -89,10 +100,49 @@ def recipe(precision: LinearPrecision) -> Recipe:
 
 
 def _fp8(weight: Format, activation: Format, gradient: Format | None) -> _Named:
+    hybrid = _hybrid(gradient, "fp8_e4m3", "fp8_e5m2")
+    if any(_option(format, "block") != (1, 1) for format in (weight, activation)):
+        return _fp8_blocks(weight, activation, gradient, hybrid)
     for format in (weight, activation, gradient):
         _only(format)
-    hybrid = _hybrid(gradient, "fp8_e4m3", "fp8_e5m2")
-    return "Float8CurrentScaling", {"fp8_format": hybrid, "use_power_2_scales": False}
+    powers = _powers_of_two(weight, activation, gradient)
+    return "Float8CurrentScaling", {
+        "fp8_format": hybrid,
+        "use_power_2_scales": False,  # it reads this in one place, the QParams in others
+        **powers,
+    }
+
+
+def _fp8_blocks(weight: Format, activation: Format, gradient: Format | None, hybrid: str) -> _Named:
+    allow = {"block": tuple(DIMENSIONS), "outer_scale": ("none",)}
+    for format in (weight, activation, gradient):
+        _only(format, "block", "outer_scale", "block_scale", allow=allow)
+    x, w, dy = (
+        1 if format is None else DIMENSIONS[_option(format, "block")]
+        for format in (activation, weight, gradient)
+    )
+    if x + w + dy > 4:  # every two of the three meet in a GEMM
+        raise ValueError("Transformer Engine does not multiply two operands of block=[128, 128]")
+    return "Float8BlockScaling", {
+        "fp8_format": hybrid,
+        "x_block_scaling_dim": x,
+        "w_block_scaling_dim": w,
+        "grad_block_scaling_dim": dy,
+        **_powers_of_two(weight, activation, gradient),
+    }
+
+
+def _powers_of_two(
+    weight: Format, activation: Format, gradient: Format | None
+) -> dict[str, dict[str, bool]]:
+    """The QParams of each operand; their defaults come from environment variables."""
+    operands = {"fwd_inp": activation, "fwd_weight": weight, "bwd_grad": gradient}
+    return {
+        f"fp8_quant_{name}": {
+            "power_2_scale": format is not None and _option(format, "block_scale") == "e8m0"
+        }
+        for name, format in operands.items()
+    }
 
 
 def _mxfp8(weight: Format, activation: Format, gradient: Format | None) -> _Named:
@@ -238,4 +288,8 @@ def _build(precision: LinearPrecision) -> Any:
     arguments = dict(meant.arguments)
     if "fp8_format" in arguments:
         arguments["fp8_format"] = recipes.Format[arguments["fp8_format"]]
-    return getattr(recipes, meant.name)(**arguments)
+    after = {name: arguments.pop(name) for name in meant.arguments if "fp8_quant_" in name}
+    made = getattr(recipes, meant.name)(**arguments)
+    for name, parameters in after.items():
+        setattr(made, name, recipes.QParams(**parameters))
+    return made

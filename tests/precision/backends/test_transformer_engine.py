@@ -4,6 +4,8 @@ Transformer Engine cannot be imported without CUDA, so the fields of its recipes
 (transformer_engine/common/recipe/__init__.py), with the values that its own checks allow.
 """
 
+import re
+
 import pytest
 import torch
 from torch import nn
@@ -18,11 +20,27 @@ BOOL, OVERRIDES, SCOPES = (
     (None, "high_precision", "dequantized"),
     ("none", "weights", "activations", "all"),
 )
+DIMENSION = (1, 2)
+QPARAMS = ({"power_2_scale": False}, {"power_2_scale": True})
+OF_EACH_OPERAND = {  # class attributes, which are set after construction
+    "fp8_quant_fwd_inp": QPARAMS,
+    "fp8_quant_fwd_weight": QPARAMS,
+    "fp8_quant_bwd_grad": QPARAMS,
+}
 FIELDS = {
     "Float8CurrentScaling": {
         "fp8_format": ("E4M3", "HYBRID"),
         "use_power_2_scales": BOOL,
         "backward_override": OVERRIDES,
+        **OF_EACH_OPERAND,
+    },
+    "Float8BlockScaling": {
+        "fp8_format": ("E4M3", "HYBRID"),
+        "x_block_scaling_dim": DIMENSION,
+        "w_block_scaling_dim": DIMENSION,
+        "grad_block_scaling_dim": DIMENSION,
+        "backward_override": OVERRIDES,
+        **OF_EACH_OPERAND,
     },
     "MXFP8BlockScaling": {
         "fp8_format": ("E4M3", "HYBRID"),
@@ -63,7 +81,13 @@ NVFP4_BASE = {
 }
 FP8, MXFP8 = get_format("fp8_e4m3"), get_format("mxfp8", scale_rule="rceil")
 PRETRAINING = nvfp4(rounding="stochastic", hadamard=16)
-CURRENT = {"use_power_2_scales": False}
+ANY, POWERS = {"power_2_scale": False}, {"power_2_scale": True}
+CURRENT = {
+    "use_power_2_scales": False,
+    "fp8_quant_fwd_inp": ANY,
+    "fp8_quant_fwd_weight": ANY,
+    "fp8_quant_bwd_grad": ANY,
+}
 MX = {"enable_2d_quantization": False}
 MEANT = [
     (precision(nvfp4(), nvfp4()), {}),
@@ -130,7 +154,58 @@ def test_fp8_and_mxfp8_recipes(weight, backward, gradient, name, arguments):
     assert dict(meant.arguments) == {**arguments, "backward_override": override}
 
 
-@pytest.mark.parametrize("asked", [asked for asked, _ in MEANT], ids=str)
+def fp8_block(rows=1, block_scale="fp32", name="fp8_e4m3", **more):
+    block = {"block": (rows, 128), "outer_scale": "none", "block_scale": block_scale}
+    return get_format(name, **block, **more)
+
+
+BLOCK_BASE = {
+    "fp8_format": "E4M3",
+    "x_block_scaling_dim": 1,
+    "w_block_scaling_dim": 2,
+    "grad_block_scaling_dim": 1,
+    "fp8_quant_fwd_inp": ANY,
+    "fp8_quant_fwd_weight": ANY,
+    "fp8_quant_bwd_grad": ANY,
+    "backward_override": None,
+}
+BLOCKS = [
+    # Unified FP8, and with Transformer Engine's own defaults.
+    (precision(fp8_block(128), fp8_block(), "quantized", fp8_block()), {}),
+    (
+        precision(fp8_block(128, "e8m0"), fp8_block(1, "e8m0"), "quantized", fp8_block(1, "e8m0")),
+        {"fp8_quant_fwd_inp": POWERS, "fp8_quant_fwd_weight": POWERS, "fp8_quant_bwd_grad": POWERS},
+    ),
+    (
+        precision(fp8_block(128, "e8m0"), fp8_block()),
+        {"fp8_quant_fwd_weight": POWERS, "backward_override": "dequantized"},
+    ),
+    (
+        precision(fp8_block(), fp8_block(128), "high_precision"),
+        {
+            "x_block_scaling_dim": 2,
+            "w_block_scaling_dim": 1,
+            "backward_override": "high_precision",
+        },
+    ),
+    (
+        precision(fp8_block(), fp8_block(), "quantized", fp8_block(128, name="fp8_e5m2")),
+        {"fp8_format": "HYBRID", "w_block_scaling_dim": 1, "grad_block_scaling_dim": 2},
+    ),
+]
+
+
+@pytest.mark.parametrize(("asked", "differs"), BLOCKS, ids=str)
+def test_fp8_block_recipes(asked, differs):
+    meant = recipe(asked)
+    assert meant.name == "Float8BlockScaling"
+    assert dict(meant.arguments) == {**BLOCK_BASE, **differs}
+
+
+EVERY = [*(asked for asked, _ in MEANT + BLOCKS), precision(FP8, FP8), precision(MXFP8, MXFP8)]
+
+
+@pytest.mark.parametrize("asked", EVERY, ids=str)
 def test_arguments_are_fields_of_the_class(asked):
     """With all that could come from an environment variable said outright."""
     meant = recipe(asked)
@@ -146,6 +221,13 @@ REFUSED = [
     (precision(get_format("int8"), get_format("int8")), "no recipe for int8"),
     (precision(get_format("mxfp4"), get_format("mxfp4")), "no recipe for mxfp4"),
     (precision(FP8, get_format("fp8_e4m3", outer_scale="row")), "outer_scale=row"),
+    (precision(fp8_block(128), FP8), r"block=(1, 1)"),
+    (precision(FP8, FP8, "quantized", fp8_block()), r"block=(1, 128)"),
+    (precision(fp8_block(128), fp8_block(128)), "two operands of block=[128, 128]"),
+    (precision(fp8_block(128), fp8_block(), "quantized", fp8_block(128)), "two operands"),
+    (precision(fp8_block(), fp8_block(128), "quantized", fp8_block(128)), "two operands"),
+    (precision(fp8_block(128), fp8_block(hadamard=16)), "hadamard=16"),
+    (precision(fp8_block(128), fp8_block(), "quantized", get_format("int8")), "with int8"),
     (precision(get_format("mxfp8"), get_format("mxfp8")), "scale_rule rceil"),
     (precision(nvfp4(outer_scale="row"), nvfp4()), "outer_scale=row"),
     (precision(nvfp4(), nvfp4(outer_scale="none")), "outer_scale=none"),
@@ -164,7 +246,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("asked", "says"), REFUSED, ids=str)
 def test_what_it_cannot_express_is_refused(asked, says):
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=re.escape(says)):
         recipe(asked)
     obstacle = TransformerEngine().obstacle(asked, (64, 64), BLACKWELL)
     assert obstacle is not None
@@ -177,6 +259,11 @@ def test_obstacles():
     assert "this CPU has no units" in obstacle(fp8, (64, 64), CPU)
     assert "H200 has no units" in obstacle(fp4, (64, 64), HOPPER)
     assert "multiples of 16" in obstacle(fp8, (64, 40), HOPPER)
+    blocks = precision(fp8_block(128), fp8_block())
+    assert "Ada has no units for Transformer Engine's Float8BlockScaling" in obstacle(
+        blocks, (64, 64), Chip("Ada", (8, 9))
+    )
+    assert "multiples of 16" in obstacle(blocks, (64, 40), HOPPER)
     assert "multiples of 32" in obstacle(fp4, (48, 64), BLACKWELL)
 
 
