@@ -88,8 +88,8 @@ class PolicyModule(L.LightningModule):
     def configure_model(self) -> None:
         if "model" not in self._modules:
             self.model = self.policy.build()
-            chip = find_chip(self.trainer.strategy.root_device.type)
-            self.plan.commit(self.model, chip)
+            device = "auto" if self._trainer is None else self.trainer.strategy.root_device.type
+            self.plan.commit(self.model, find_chip(device))
 
     @override
     def configure_optimizers(self) -> Any:

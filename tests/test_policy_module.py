@@ -60,7 +60,7 @@ def rounded_everywhere():
 def train(tiny_policy, parity, fit):
     """Trains the tiny policy for some steps, two updates a rollout; gives its weights."""
 
-    def run(stack, steps, seed=0, **settings):
+    def run(stack, steps, seed=0, parts=1, **settings):
         engine = Embedded(eos_id=tiny_policy.eos_id, pad_id=tiny_policy.pad_id, max_new_tokens=4)
         module = GRPOModule(
             policy=tiny_policy,
@@ -71,9 +71,13 @@ def train(tiny_policy, parity, fit):
             seed=seed,
         )
         data = RolloutData(
-            parity.prompts("train"), group_size=4, prompts_per_rollout=4, minibatches=2
+            parity.prompts("train"),
+            group_size=4,
+            prompts_per_rollout=4,
+            minibatches=2,
+            micro_batches=parts,
         )
-        fit(module, data, steps, callbacks=stack, **settings)
+        fit(module, data, steps, callbacks=stack, accumulate_grad_batches=parts, **settings)
         return {name: tensor.clone() for name, tensor in module.model.state_dict().items()}
 
     return run
@@ -89,14 +93,13 @@ def differ(a, b):
 
 
 @pytest.mark.parametrize("stack", [pretraining, rounded_everywhere])
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_stochastic_rounding_is_decided_by_the_seed_alone(train, stack, accumulate):
-    settings = {"accumulate_grad_batches": accumulate}
-    first = train(stack(), 2, **settings)
+@pytest.mark.parametrize("parts", [1, 2])
+def test_stochastic_rounding_is_decided_by_the_seed_alone(train, stack, parts):
+    first = train(stack(), 2, parts=parts)
     torch.manual_seed(77)  # of no matter
     default_generator(torch.device("cpu")).manual_seed(77)
-    assert_same(train(stack(), 2, **settings), first)
-    assert differ(train(stack(), 2, seed=1, **settings), first)
+    assert_same(train(stack(), 2, parts=parts), first)
+    assert differ(train(stack(), 2, seed=1, parts=parts), first)
 
 
 def test_the_noise_is_there(train):
@@ -116,15 +119,14 @@ def test_evaluating_between_steps_does_not_move_the_noise_of_training(train, sta
 
 
 @pytest.mark.parametrize("stack", [pretraining, rounded_everywhere])
-@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("parts", [1, 2])
 def test_resuming_equals_an_uninterrupted_run_under_stochastic_rounding(
-    tmp_path, train, stack, accumulate
+    tmp_path, train, stack, parts
 ):
-    settings = {"accumulate_grad_batches": accumulate}
     saver = ModelCheckpoint(
         tmp_path, "{step}", save_top_k=-1, every_n_epochs=1, save_on_train_epoch_end=True
     )
-    half = train([*stack(), saver], 2, enable_checkpointing=True, **settings)
-    resumed = train(stack(), 4, ckpt_path=tmp_path / "step=2.ckpt", **settings)
-    assert_same(resumed, train(stack(), 4, **settings))
+    half = train([*stack(), saver], 2, enable_checkpointing=True, parts=parts)
+    resumed = train(stack(), 4, ckpt_path=tmp_path / "step=2.ckpt", parts=parts)
+    assert_same(resumed, train(stack(), 4, parts=parts))
     assert differ(resumed, half)

@@ -102,13 +102,15 @@ def _make(
         for axis in range(min(tensor.ndim, 2)):  # any size; the third, K, is the format's own
             torch._dynamo.maybe_mark_dynamic(tensor, axis)
     try:
-        agrees = _same(fast(*tensors), kernel(*tensors))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the compiler's deprecations, which some make errors
+            agrees = _same(fast(*tensors), kernel(*tensors))
         if odd:
             strange = [_strange(tensors[0]), *tensors[1:]]
             agrees &= _same(fast(*strange), kernel(*strange))
     except TorchDynamoException as error:  # whatever it is: no compiler, none that works, ...
         _failed.add(tensors[0].device.type)
-        _warn(f"number formats compute uncompiled, several times slower: {_first_line(error)}")
+        _warn(f"number formats compute uncompiled, several times slower: {_reason(error)}")
         return kernel
     if not agrees:
         _warn(f"{static} computes uncompiled, since its compiled kernel differs in some bit")
@@ -151,8 +153,10 @@ def _possible(tensor: Tensor) -> bool:
     return device in ("cpu", "cuda") and device not in _failed and not off
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]
+def _reason(error: Exception) -> str:
+    """In one line."""
+    cause = getattr(error, "inner_exception", error)
+    return f"{type(cause).__name__}: {str(cause).strip().partition(chr(10))[0]}"
 
 
 def _warn(message: str) -> None:

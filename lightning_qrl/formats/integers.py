@@ -94,7 +94,7 @@ class _Int(LowBit):
     @override
     def __post_init__(self) -> None:
         super(_Int, self).__post_init__()
-        block = tuple(self.block)
+        block = tuple(self.block) if isinstance(self.block, list | tuple) else (self.block,)
         object.__setattr__(self, "block", block)  # a list, in YAML
         if len(block) != 2 or block[0] != 1 or not isinstance(block[1], int) or block[1] < 1:
             raise ValueError(f"{self.name}: block={[*block]} is not [1, N], N values of a row")

@@ -18,6 +18,12 @@ OPTIONS: list[tuple[str, dict[str, object]]] = [
     ("e7m0", {}),
     ("fp8_e4m3", {"outer_scale": "row", "hadamard": 16}),
     ("fp8_e5m2", {"outer_scale": "none"}),
+    ("fp8_e4m3", {"block": (1, 128), "outer_scale": "none"}),
+    ("fp8_e5m2", {"block": (128, 128), "outer_scale": "none"}),
+    ("fp8_e4m3", {"block": (128, 128), "outer_scale": "none", "block_scale": "e8m0"}),
+    ("e1m6", {"block": (1, 128), "outer_scale": "none", "block_scale": "e8m0"}),
+    ("e7m0", {"block": (1, 128), "outer_scale": "none"}),
+    ("e2m1", {"block": (1, 128), "outer_scale": "none", "hadamard": 32}),
     *MX_RULES,
     ("mxfp8", {"block": (32, 32)}),
     ("mxfp6_e2m3", {"scale_rule": "ceil", "hadamard": 32}),
@@ -55,11 +61,12 @@ def has_codes(fmt: Format) -> bool:
 
 def scale_adapts(fmt: Format) -> bool:
     """Whether any amax comes into the range of the format."""
-    return has_codes(fmt) and (outer_scale(fmt) != "none" or "mx" in fmt.name or blocked_int(fmt))
+    return has_codes(fmt) and (outer_scale(fmt) != "none" or "mx" in fmt.name or blocked(fmt))
 
 
-def blocked_int(fmt: Format) -> bool:
-    return fmt.name.startswith("int") and fmt.layout.block != (1, 1)
+def blocked(fmt: Format) -> bool:
+    """Whether blocks are an option of it, and on."""
+    return not fmt.name.startswith(("mx", "nv")) and getattr(fmt, "block", (1, 1)) != (1, 1)
 
 
 @pytest.fixture(params=VARIANTS, ids=str)
@@ -155,7 +162,8 @@ def test_values_are_exact_in_bf16(fmt: Format, exponent: int):
 @pytest.mark.parametrize("exponent", [-20, 0, 20])
 def test_values_of_every_option_are_exact_in_bf16(variant: Format, exponent: int):
     values = variant.scaled(normal(16, 64) * 2.0**exponent).values
-    if blocked_int(variant) or variant.name == "fp16":  # as their modules say
+    int_groups = variant.name.startswith("int") and blocked(variant)
+    if int_groups or variant.wide:  # as their modules say
         assert not torch.equal(values.to(torch.bfloat16).float(), values) or exponent < 0
     else:
         assert torch.equal(values.to(torch.bfloat16).float(), values)

@@ -8,8 +8,10 @@ A scale is derived from values that it has rounded already when a format is appl
 * The same codes, and values to an ulp or two: one FP32 outer scale, since amax / largest * largest
   is not always amax. NVFP4 too, where block scales are normal E4M3 numbers: a subnormal one has so
   few bits that the largest element need not come out as 6, and the next scale differs.
-* Neither: Hadamard (the rotation there and back rounds, and an amax just below a power of two halves
-  an MX scale), and so it is not tested.
+* Neither: Hadamard (the rotation there and back rounds, and an amax just below a power of two
+  halves an MX scale), and so it is not tested.
+
+Amax beyond the range of the strategies (1e-45 to 3e38) is in `test_every_format`.
 """
 
 import numpy as np
@@ -22,7 +24,7 @@ from torch import Tensor
 
 from lightning_qrl.formats import Format, get_format
 
-settings.register_profile("formats", deadline=None, derandomize=True, max_examples=40)
+settings.register_profile("formats", deadline=None, derandomize=True, max_examples=12)
 PROFILE = settings.get_profile("formats")
 
 NONE = {"outer_scale": "none"}
@@ -31,16 +33,13 @@ GROUPS = {**NONE, "block": (1, 8)}
 RULES = ("floor", "ceil", "rceil", "even")
 
 HALVES = [get_format("bf16"), get_format("fp16")]
-MX = [
-    get_format(name, scale_rule=rule)
-    for name in ("mxfp8", "mxfp8_e5m2", "mxfp6_e3m2", "mxfp6_e2m3", "mxfp4")
-    for rule in RULES
-]
-INT_GROUPS = [get_format(f"int{bits}", **GROUPS) for bits in (2, 3, 4, 8)]
+MX = [get_format(name, scale_rule=rule) for name in ("mxfp8", "mxfp4") for rule in RULES]
+MX += [get_format(name) for name in ("mxfp8_e5m2", "mxfp6_e3m2", "mxfp6_e2m3")]
+INT_GROUPS = [get_format(f"int{bits}", **GROUPS) for bits in (2, 4, 8)]
 UNSCALED = [get_format(name, **NONE) for name in ("fp8_e4m3", "fp8_e5m2", "e3m2", "e1m2", "int8")]
 OUTER = [
     get_format(name, outer_scale=outer)
-    for name in ("fp8_e4m3", "fp8_e5m2", "e2m1", "e3m0", "int8", "int3")
+    for name in ("fp8_e4m3", "fp8_e5m2", "e3m0", "int8")
     for outer in ("tensor", "row")
 ]
 NVFP4 = [
@@ -49,17 +48,19 @@ NVFP4 = [
     for mode in ("none", "mae", "mse")
 ]
 NVFP4 += [get_format("nvfp4", scale_floor=2.0**-6), get_format("nvfp4", block=(16, 16))]
+TENSOR_OR_ROW = [f for f in NVFP4 if "outer_scale=none" not in str(f)]
 EVERY = [*HALVES, *MX, *INT_GROUPS, *UNSCALED, *OUTER, *NVFP4]
 BY_ROW = [f for f in EVERY if getattr(f, "outer_scale", "none") != "tensor"]
 
 every = pytest.mark.parametrize("fmt", EVERY, ids=str)
 
 
-def tensors(low: float = -1e4, high: float = 1e4, *, rows: int = 4, length: int = 40):
-    """FP32 [R, n] of few distinct values: ties, zeros and equal neighbours are common."""
+def tensors(least: int = -(2**20), *, rows: int = 3, length: int = 36) -> st.SearchStrategy[Tensor]:
+    """FP32 [R, n] of multiples of 2^-10, up to 1024; of few values, so that many are equal."""
     shapes = st.tuples(st.integers(1, rows), st.integers(1, length))
-    elements = st.floats(low, high, width=32, allow_subnormal=False)
-    return hnp.arrays(np.float32, shapes, elements=elements, fill=elements).map(torch.from_numpy)
+    elements = st.integers(least, 2**20)
+    arrays = hnp.arrays(np.int32, shapes, elements=elements, fill=elements)
+    return arrays.map(lambda array: torch.from_numpy(array).float() / 2**10)
 
 
 def parts(fmt: Format, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -83,7 +84,7 @@ def test_idempotent_bit_for_bit(fmt: Format, x: Tensor):
 
 
 @pytest.mark.parametrize("fmt", [*OUTER, *NVFP4], ids=str)
-@given(x=tensors(0.125, 64.0))  # all block scales are normal
+@given(x=tensors(2**12))  # 4 to 1024: all block scales are normal
 @settings(PROFILE)
 def test_idempotent_to_an_ulp_or_two(fmt: Format, x: Tensor):
     once = fmt.fake_quantize(x)
@@ -109,8 +110,8 @@ def test_monotone_inside_a_block(fmt: Format, x: Tensor):
     assert (fmt.fake_quantize(x).diff(dim=-1) >= 0).all()
 
 
-@pytest.mark.parametrize("fmt", [f for f in EVERY if "none" not in str(f)], ids=str)
-@given(x=tensors(1e-2, 1e2), exponent=st.integers(-7, 7))
+@pytest.mark.parametrize("fmt", [*HALVES, *MX, *INT_GROUPS, *OUTER, *TENSOR_OR_ROW], ids=str)
+@given(x=tensors(2**8), exponent=st.integers(-7, 5))
 @settings(PROFILE)
 def test_scaling_by_a_power_of_two_scales_the_result(fmt: Format, x: Tensor, exponent: int):
     x = x * torch.where(torch.arange(x.shape[1]) % 2 == 0, 1.0, -1.0)
@@ -145,7 +146,7 @@ def test_the_error_is_at_most_half_a_gap(fmt: Format, x: Tensor):
 
 
 @pytest.mark.parametrize("fmt", BY_ROW, ids=str)
-@given(x=tensors(rows=6), exponents=st.lists(st.integers(-12, 12), min_size=6, max_size=6))
+@given(x=tensors(rows=4), exponents=st.lists(st.integers(-12, 6), min_size=4, max_size=4))
 @settings(PROFILE)
 def test_a_row_alone_equals_the_row_in_its_batch(fmt: Format, x: Tensor, exponents: list[int]):
     x = x * torch.exp2(torch.tensor(exponents[: len(x)]).float())[:, None]
@@ -158,7 +159,7 @@ def test_a_row_alone_equals_the_row_in_its_batch(fmt: Format, x: Tensor, exponen
 
 @pytest.mark.parametrize("mode", ["mae", "mse"])
 @pytest.mark.parametrize("outer_scale", ["tensor", "row", "none"])
-@given(x=tensors(-100.0, 100.0, length=48))
+@given(x=tensors(length=48))
 @settings(PROFILE)
 def test_four_over_six_is_never_worse_than_six(mode: str, outer_scale: str, x: Tensor):
     # Against mapping to 6 under the same bound: 256.

@@ -22,6 +22,8 @@ BACKWARDS = ["high_precision", "dequantized", "quantized"]
 NVFP4_ROW = get_format("nvfp4", outer_scale="row", four_over_six="mae")
 NVFP4_TENSOR = get_format("nvfp4")
 FP8_ROW = get_format("fp8_e4m3", outer_scale="row")
+FP8_BLOCK = get_format("fp8_e4m3", block=(1, 128), outer_scale="none")
+FP8_SQUARE = get_format("fp8_e4m3", block=(128, 128), outer_scale="none")
 INT4_GROUPS = get_format("int4", block=(1, 16), outer_scale="none")
 PAIRS = [
     *((get_format(name), get_format(name)) for name in format_names()),
@@ -31,6 +33,7 @@ PAIRS = [
     (FP8_ROW, FP8_ROW),
     (get_format("fp8_e4m3", outer_scale="none"), NVFP4_ROW),
     (get_format("nvfp4", block=(16, 16)), NVFP4_TENSOR),
+    (FP8_SQUARE, FP8_BLOCK),
     (INT4_GROUPS, INT4_GROUPS),
     (INT4_GROUPS, get_format("bf16")),
     (INT4_GROUPS, None),

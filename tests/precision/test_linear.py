@@ -6,6 +6,7 @@ N tokens, I in features, O out features.
 import pytest
 import torch
 from linear_oracle import (
+    FP8_BLOCK,
     FP8_ROW,
     NVFP4_ROW,
     NVFP4_TENSOR,
@@ -56,7 +57,7 @@ def test_high_precision_backward_is_the_plain_gemm_bitwise(weight, activation):
 
 
 @each_pair
-@pytest.mark.parametrize("gradient", [None, NVFP4_TENSOR, FP8_ROW], ids=str)
+@pytest.mark.parametrize("gradient", [None, NVFP4_TENSOR, FP8_ROW, FP8_BLOCK], ids=str)
 def test_quantized_backward_quantizes_along_the_summed_axis(weight, activation, gradient):
     layer = make_layer(weight, activation, "quantized", gradient)
     x, dy = make_inputs()

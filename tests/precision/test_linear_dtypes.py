@@ -6,6 +6,8 @@ N tokens, I in features, O out features.
 import pytest
 import torch
 from linear_oracle import (
+    FP8_BLOCK,
+    FP8_SQUARE,
     HALF_ULP_BF16,
     INT4_GROUPS,
     NVFP4_ROW,
@@ -91,9 +93,17 @@ def test_quantized_weight_is_that_of_the_master_weight_under_autocast(backward):
 
 @each_backward
 @pytest.mark.parametrize(
-    ("weight", "activation"), [(FP16, FP16), (FP16, NVFP4_ROW), (NVFP4_ROW, FP16), (FP16, None)]
+    ("weight", "activation"),
+    [
+        (FP16, FP16),
+        (FP16, NVFP4_ROW),
+        (NVFP4_ROW, FP16),
+        (FP16, None),
+        (FP8_SQUARE, FP8_BLOCK),
+    ],
+    ids=str,
 )
-def test_fp16_has_more_bits_than_bf16_so_its_gemms_run_in_fp32(weight, activation, backward):
+def test_formats_of_more_bits_than_bf16_have_their_gemms_in_fp32(weight, activation, backward):
     layer = make_layer(weight, activation, backward)
     x, dy = make_inputs()
     dy = dy.bfloat16()
@@ -107,3 +117,17 @@ def test_fp16_has_more_bits_than_bf16_so_its_gemms_run_in_fp32(weight, activatio
     if backward == "dequantized":
         assert ((dx.double() - dy @ b).abs() <= rounding_bound(dy, b.T)).all()
         assert ((dw.double() - dy.T @ a).abs() <= rounding_bound(dy.T, a.T)).all()
+
+
+def test_a_gradient_of_more_bits_than_bf16_counts_where_it_is_quantized():
+    x, dy = make_inputs()
+    dy = dy.bfloat16()
+    for backward, exact in (("quantized", True), ("dequantized", False)):
+        layer = make_layer(NVFP4_TENSOR, NVFP4_ROW, backward, FP8_BLOCK)
+        with torch.autocast("cpu", torch.bfloat16):
+            _, _, dw = run(layer, x, dy)
+        a, b = stored(FP8_BLOCK, dy.T), stored(NVFP4_ROW, x.T)
+        if not exact:
+            a, b = dy.T.double(), stored(NVFP4_ROW, x).T
+        error = (dw.double() - a @ b.T).abs()
+        assert bool((error <= rounding_bound(a, b)).all()) is exact

@@ -19,6 +19,7 @@ AMPERE, HOPPER = Chip("NVIDIA A100", (8, 0)), Chip("NVIDIA H200", (9, 0))
 BLACKWELL = Chip("NVIDIA B200", (10, 0))
 SHAPE = (64, 64)
 FP8, FP8_ROW = get_format("fp8_e4m3"), get_format("fp8_e4m3", outer_scale="row")
+FP8_BLOCK = get_format("fp8_e4m3", block=(1, 128), outer_scale="none")
 E5M2, NVFP4, MXFP8 = get_format("fp8_e5m2"), get_format("nvfp4"), get_format("mxfp8")
 
 
@@ -77,6 +78,8 @@ def test_auto_passes_over_a_backend_that_disagrees(monkeypatch):
         ("torchao", LinearPrecision(FP8, None), CPU, "not quantized"),
         ("torchao", both(FP8, "quantized"), CPU, "not quantized"),  # the gradient
         ("torchao", both(E5M2), CPU, "fp8_e5m2 with itself"),
+        ("torchao", both(FP8_BLOCK), HOPPER, "no fp8_e4m3 in blocks"),
+        ("torchao", both(FP8, "quantized", FP8_BLOCK), HOPPER, "no fp8_e4m3 in blocks"),
         ("torchao", both(FP8, "quantized", NVFP4), BLACKWELL, "nvfp4 with fp8_e4m3"),
         (
             "torchao",

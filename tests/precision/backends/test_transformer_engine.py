@@ -276,13 +276,16 @@ def test_a_missing_package_is_named(monkeypatch):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("backward", ["high_precision", "dequantized"])
-def test_the_layer_agrees_with_the_emulation_and_keeps_names(backward):
+@pytest.mark.parametrize(
+    ("weight", "activation"), [(FP8, FP8), (fp8_block(128), fp8_block())], ids=str
+)
+def test_the_layer_agrees_with_the_emulation_and_keeps_names(weight, activation, backward):
     pytest.importorskip("transformer_engine")
     from lightning_qrl.precision.backends._agreement import disagreement
     from lightning_qrl.precision.sides import SideSwitch
 
     backend = TransformerEngine()
-    asked = LinearPrecision(FP8, FP8, None, backward, backend="transformer_engine")
+    asked = LinearPrecision(weight, activation, None, backward, backend="transformer_engine")
     assert disagreement(backend, asked, "cuda") is None
     linear = nn.Linear(64, 32, device="cuda")
     module = backend.layer().from_linear(linear, asked, asked, SideSwitch())
