@@ -4,7 +4,9 @@ Prints one table: for each layer the median time of a forward and backward (Y, d
 to `nn.Linear` in plain BF16 and in FP32, and the bits that are kept of an activation for the
 backward, an element, measured by autograd's hooks. Input in FP32 is `trainer.precision: 32-true`,
 where the emulated GEMMs run in FP32; input in BF16 is what a layer sees under `bf16-mixed`, where
-they run in BF16, exactly. Parameters of quantized layers are FP32, as in training.
+they run in BF16, exactly. Parameters of quantized layers are FP32, as in training. On a CPU without
+BF16 units (it is said above the table) BF16 GEMMs are emulated themselves, many times slower than
+FP32: the ratio that means something is then that of FP32 input to FP32.
 
     python benchmarks/linear.py
     OMP_NUM_THREADS=1 python benchmarks/linear.py --rounds 5
@@ -65,7 +67,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tokens", type=int, default=2048)
     parser.add_argument("--shape", type=int, nargs=2, default=[576, 1536], metavar=("I", "O"))
-    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--rounds", type=int, default=20)
     args = parser.parse_args()
     torch.manual_seed(0)
     linear = nn.Linear(*args.shape, bias=False)
@@ -89,7 +91,9 @@ def main() -> None:
     print(
         f"{args.tokens} tokens, {i} -> {o}, forward and backward, medians of {args.rounds} rounds"
     )
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads\n")
+    units = "" if torch.ops.mkldnn._is_mkldnn_bf16_supported() else "no "
+    threads = torch.get_num_threads()
+    print(f"torch {torch.__version__}, {threads} threads, {units}BF16 units in this CPU\n")
     print(report(cases, medians, kept), end="")
     for name, reason in missing:
         print(f"does not run here: {name}: {reason}")
@@ -108,7 +112,7 @@ def our_cases(linear: nn.Linear) -> dict[str, Case]:
 
 
 def torchao_cases(linear: nn.Linear) -> tuple[dict[str, Case], list[tuple[str, str]]]:
-    """torchao's own layers that compute the forward in low precision, with parameters in BF16.
+    """Layers of torchao that compute the forward in low precision, with parameters in BF16.
 
     Its MX and NVFP4 layers keep codes for the backward, as ours do; its FP8 layer keeps the
     original activation and quantizes it again.
@@ -150,23 +154,24 @@ def both_ways(layer: nn.Module, x: Tensor, dy: Tensor) -> None:
 def kept_bits(layer: nn.Module, x: Tensor) -> float:
     """Bits that are kept of X for the backward, an element; X wants no gradient, so W is not."""
     kept: list[Tensor] = []
-    weights = {p.data_ptr() for p in layer.parameters()}
+    weights = {p.shape for p in layer.parameters()}
 
     def pack(tensor: Tensor) -> Tensor:
-        kept.append(tensor)
+        if tensor.shape not in weights:  # torchao keeps W whether it is needed or not
+            kept.append(tensor)
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         layer(x)
-    return 8 * sum(nbytes(t, weights) for t in kept) / x.numel()
+    return 8 * sum(nbytes(t) for t in kept) / x.numel()
 
 
-def nbytes(tensor: Any, weights: set[int]) -> int:
-    """Bytes of a tensor that is no parameter; of the parts, where it is torchao's kind."""
+def nbytes(tensor: Any) -> int:
+    """Bytes of a tensor; of its parts, where it is of torchao's kind."""
     if hasattr(tensor, "__tensor_flatten__"):
         parts, _ = tensor.__tensor_flatten__()
-        return sum(nbytes(getattr(tensor, part), weights) for part in parts)
-    return 0 if tensor.data_ptr() in weights else int(tensor.nbytes)
+        return sum(nbytes(getattr(tensor, part)) for part in parts)
+    return int(tensor.nbytes)
 
 
 def report(cases: dict[str, Case], medians: dict[str, float], kept: dict[str, float]) -> str:

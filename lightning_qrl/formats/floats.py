@@ -26,12 +26,11 @@ Edges: a NaN stays a NaN and touches nothing else; where the elements have no Na
 makes its scale NaN, and so its tensor or row, and without a scale it is stored as 0. An infinity
 counts for no amax and saturates. The scale is at least 2^-126, the smallest normal FP32, so that
 zeros are not divided by zero and a tiny amax keeps a scale of full precision; below that the codes
-lose range instead.
+lose range instead. It is at most so large that the largest element times it is finite.
 
-Edges of blocks: a NaN makes its block NaN, see `blocks`. A scale is at most so large that the
-largest element times it is finite; with e8m0 that is 2^(127 - emax), so that FP8 saturates above
-2.98e38 and nowhere else. Values of blocks with amax below 2^-117 or so may need bits below BF16's
-subnormals.
+Edges of blocks: a NaN makes its block NaN, see `blocks`. With e8m0 the scale is at most
+2^(127 - emax), so that FP8 saturates above 2.98e38 and nowhere else. Values of blocks with amax
+below 2^-117 or so may need bits below BF16's subnormals.
 """
 
 import math
@@ -72,8 +71,7 @@ def split_outer(
         return Split(element.round_(x_RBK.clone(), noise=noise_RBK), None, None)
     scratch_RBK = magnitudes(x_RBK)
     amax = outer_amax(scratch_RBK.flatten(1), outer_scale, skip_nan=element.has_nan)
-    outer = amax / element.largest
-    outer = outer.clamp_min(SMALLEST_NORMAL)
+    outer = (amax / element.largest).clamp(SMALLEST_NORMAL, LARGEST / element.largest)
     values_RBK = x_RBK / (outer if outer_scale == "tensor" else outer[..., None])
     return Split(element.round_(values_RBK, scratch_RBK, noise_RBK), None, outer)
 

@@ -63,7 +63,7 @@ class Quantized:
 
     Attributes:
         packed: uint8 [..., bytes], see `packing`; int16 [..., n] for 16-bit formats.
-        scale_codes: uint8 or bfloat16 [..., ceil(R / rows), ceil(n / K)]; None without block
+        scale_codes: uint8, bfloat16 or FP32 [..., ceil(R / rows), ceil(n / K)]; None without block
             scales.
         outer_scale: FP32 [] or [..., 1]; None where the format has none.
         layout: what they mean.
@@ -202,7 +202,10 @@ def _table(codec: Codec, device: torch.device) -> Tensor:
 
 
 def _divisor(scale: Tensor) -> Tensor:
-    """What values are divided by for their elements: exact, since they are unrounded products."""
+    """What values are divided by for their elements.
+
+    Exact where they are unrounded products; under FP32 scales the element's codec rounds.
+    """
     return torch.where(scale == 0, 1.0, scale)
 
 

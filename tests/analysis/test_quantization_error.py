@@ -28,6 +28,8 @@ FORMATS = [
     ("nvfp4", {"rounding": "stochastic"}),
     ("fp8_e4m3", {"outer_scale": "row"}),
     ("fp8_e5m2", {"outer_scale": "none"}),
+    ("fp8_e4m3", {"outer_scale": "none", "block": (1, 128)}),
+    ("fp8_e4m3", {"outer_scale": "none", "block": (128, 128), "block_scale": "e8m0"}),
     ("e3m2", {}),
     ("int8", {}),
     ("int4", {}),

@@ -167,16 +167,26 @@ def test_nan_infinity_and_zeros_stay_in_their_block(block_scale, block):
     assert_same_bits(y[128:, 256:][others], fmt.fake_quantize(finite)[others])
 
 
-@pytest.mark.parametrize("block_scale", ["fp32", "e8m0"])
-@pytest.mark.parametrize("name", ["fp8_e4m3", "fp8_e5m2", "e2m1", "e7m0", "e1m6"])
-def test_every_amax_keeps_scale_and_values_finite(block_scale, name):
-    fmt = blocks((1, 128), block_scale, name)
-    top = torch.tensor(torch.finfo(torch.float32).max)
+@pytest.mark.parametrize(
+    "fmt",
+    [
+        *(
+            blocks((1, 128), block_scale, name)
+            for block_scale in ("fp32", "e8m0")
+            for name in ("fp8_e4m3", "fp8_e5m2", "e2m1", "e7m0", "e1m6")
+        ),
+        *(get_format(name, outer_scale="row") for name in ("fp8_e4m3", "e1m6", "int8")),
+    ],
+    ids=str,
+)
+def test_every_amax_keeps_scale_and_values_finite(fmt):
+    top = torch.tensor(torch.finfo(torch.float32).max)  # an ulp decides what overflows
     amax = torch.stack([*(top * (1 - k * 2.0**-24) for k in range(0, 64, 2)), top / 3])
     amax = torch.cat([amax, torch.tensor([0.0, 1e-45, 1e-40, 1e-38, 2.0**-126, 1.0])])
     x = torch.linspace(-1, 1, 128) * amax[:, None]
     q = fmt.quantize(x)
-    assert (q.block_scale >= 2.0**-126).all()
+    scale = q.outer_scale if q.block_scale is None else q.block_scale
+    assert (scale >= 2.0**-126).all()
     assert q.dequantize().isfinite().all()
     assert_same_bits(q.dequantize(), fmt.fake_quantize(x))
 

@@ -72,7 +72,7 @@ def _mismatch(a: Format | None, b: Format | None) -> str | None:
         if format.name not in UNITS:
             return f"no unit multiplies {format.name}"
         if UNITS[format.name][0] == "FP8" and getattr(format, "block", (1, 1)) != (1, 1):
-            return f"it multiplies no {format.name} in blocks"
+            return f"{format.name} in blocks is not wired to torch's scaled multiply"
     if UNITS[a.name] != UNITS[b.name]:
         return f"no unit multiplies {a.name} with {b.name}"
     if a.name == b.name == "fp8_e5m2":

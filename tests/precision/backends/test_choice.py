@@ -78,8 +78,8 @@ def test_auto_passes_over_a_backend_that_disagrees(monkeypatch):
         ("torchao", LinearPrecision(FP8, None), CPU, "not quantized"),
         ("torchao", both(FP8, "quantized"), CPU, "not quantized"),  # the gradient
         ("torchao", both(E5M2), CPU, "fp8_e5m2 with itself"),
-        ("torchao", both(FP8_BLOCK), HOPPER, "no fp8_e4m3 in blocks"),
-        ("torchao", both(FP8, "quantized", FP8_BLOCK), HOPPER, "no fp8_e4m3 in blocks"),
+        ("torchao", both(FP8_BLOCK), HOPPER, "fp8_e4m3 in blocks is not wired"),
+        ("torchao", both(FP8, "quantized", FP8_BLOCK), HOPPER, "fp8_e4m3 in blocks is not wired"),
         ("torchao", both(FP8, "quantized", NVFP4), BLACKWELL, "nvfp4 with fp8_e4m3"),
         (
             "torchao",
