@@ -20,16 +20,17 @@ torchao has no row-scaled NVFP4 and no four-over-six: those stand beside its pla
 
 import argparse
 import logging
+import math
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
+from _timing import interleaved_ms
 from torch import Tensor
 from torch._dynamo.exc import TorchDynamoException
 
@@ -116,20 +117,6 @@ def uncompiled(function: Function) -> Function:
     return run
 
 
-def medians(functions: dict[str, Function | None], x: Tensor, repeats: int) -> dict[str, float]:
-    """Milliseconds of each, timed in turn; NaN for one that is missing."""
-    times: dict[str, list[float]] = {name: [] for name in functions}
-    for i in range(repeats + 3):
-        for name, function in functions.items():
-            if function is None:
-                continue
-            start = time.perf_counter()
-            function(x)
-            if i >= 3:
-                times[name].append(1e3 * (time.perf_counter() - start))
-    return {name: statistics.median(t) if t else float("nan") for name, t in times.items()}
-
-
 def stored(fmt: Format) -> Function:
     """Through packed codes."""
     return lambda x: fmt.quantize(x).dequantize()
@@ -149,7 +136,8 @@ def speed(x: Tensor, repeats: int) -> None:
             "compiled": compiled(theirs, x),
             "clone": Tensor.clone,
         }
-        ms = medians(functions, x, repeats)
+        steps = {name: partial(f, x) for name, f in functions.items() if f is not None}
+        ms = dict.fromkeys(names, math.nan) | interleaved_ms(steps, repeats)
         ratios = ms["torchao"] / ms["ours"], ms["ours"] / ms["clone"], ms["eager"] / ms["ours"]
         row = "".join(f"{ms[name]:10.2f}" for name in names)
         print(f"{fmt!s:34}{row}{ratios[0]:14.1f}x{ratios[1]:11.1f}x{ratios[2]:11.1f}x", flush=True)

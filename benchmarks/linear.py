@@ -154,10 +154,11 @@ def both_ways(layer: nn.Module, x: Tensor, dy: Tensor) -> None:
 def kept_bits(layer: nn.Module, x: Tensor) -> float:
     """Bits that are kept of X for the backward, an element; X wants no gradient, so W is not."""
     kept: list[Tensor] = []
-    weights = {p.shape for p in layer.parameters()}
+    weights = [(p.shape, p.data_ptr()) for p in layer.parameters()]
 
     def pack(tensor: Tensor) -> Tensor:
-        if tensor.shape not in weights:  # torchao keeps W whether it is needed or not
+        # torchao keeps W, or codes of it, whether they are needed or not
+        if not any(tensor.shape == shape or tensor.data_ptr() == at for shape, at in weights):
             kept.append(tensor)
         return tensor
 

@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_qrl.formats.compiling import is_number
 from lightning_qrl.formats.low_bit import LowBit
 from lightning_qrl.formats.quantized import Block
 
@@ -53,12 +52,12 @@ class BlockFormat(LowBit):
         return combine(groups, dim=1, keepdim=True).expand_as(groups).flatten(0, 1)
 
 
-def magnitudes(x: Tensor) -> Tensor:
-    """|x| in a new tensor, with 0 for infinities; NaN stays."""
+def magnitudes(x: Tensor, nan: float = math.nan) -> Tensor:
+    """|x| in a new tensor, with 0 for infinities and `nan` (itself, or 0) for NaN."""
     if torch.compiler.is_compiling():
         size = x.abs()
-        return torch.where(size == math.inf, 0.0, size)
-    return x.nan_to_num(nan=math.nan, posinf=0.0, neginf=0.0).abs_()
+        return torch.where(size < math.inf if nan == 0 else size != math.inf, size, 0.0)
+    return x.nan_to_num(nan=nan, posinf=0.0, neginf=0.0).abs_()
 
 
 def block_amax(magnitudes_RBK: Tensor) -> Tensor:
@@ -77,23 +76,22 @@ def block_sum(x_RBK: Tensor) -> Tensor:
     return x_RBK.sum(-1) if torch.compiler.is_compiling() else _fold(torch.add, x_RBK)
 
 
-def outer_amax(magnitudes_RB: Tensor, outer_scale: str, *, skip_nan: bool = True) -> Tensor:
+def outer_amax(magnitudes_RB: Tensor, outer_scale: str) -> Tensor:
     """The largest magnitude of the tensor or of each row; 0 where there is none.
 
     Args:
-        magnitudes_RB: FP32, non-negative, without infinities.
+        magnitudes_RB: FP32, non-negative, without infinities; a NaN is the largest.
         outer_scale: "tensor" or "row".
-        skip_nan: NaN counts as 0; else it is the largest.
 
     Returns:
         FP32 [] for the tensor, [R, 1] for rows.
     """
-    numbers = magnitudes_RB
-    if skip_nan:
-        numbers = torch.where(is_number(numbers), numbers, 0.0)
-    if numbers.shape[-1] == 0 or (outer_scale == "tensor" and numbers.numel() == 0):
-        return numbers.new_zeros([] if outer_scale == "tensor" else [len(numbers), 1])
-    return numbers.amax() if outer_scale == "tensor" else numbers.amax(-1, keepdim=True)
+    rows, columns = magnitudes_RB.shape
+    if columns == 0 or (outer_scale == "tensor" and rows == 0):
+        return magnitudes_RB.new_zeros([] if outer_scale == "tensor" else [rows, 1])
+    if outer_scale == "tensor":
+        return magnitudes_RB.amax()
+    return magnitudes_RB.amax(-1, keepdim=True)
 
 
 def one_zero(values: Tensor) -> Tensor:

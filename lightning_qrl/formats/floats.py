@@ -69,8 +69,8 @@ def split_outer(
     """Split a tensor under an outer scale alone."""
     if outer_scale == "none":
         return Split(element.round_(x_RBK.clone(), noise=noise_RBK), None, None)
-    scratch_RBK = magnitudes(x_RBK)
-    amax = outer_amax(scratch_RBK.flatten(1), outer_scale, skip_nan=element.has_nan)
+    scratch_RBK = magnitudes(x_RBK, nan=0.0 if element.has_nan else math.nan)
+    amax = outer_amax(scratch_RBK.flatten(1), outer_scale)
     outer = (amax / element.largest).clamp(SMALLEST_NORMAL, LARGEST / element.largest)
     values_RBK = x_RBK / (outer if outer_scale == "tensor" else outer[..., None])
     return Split(element.round_(values_RBK, scratch_RBK, noise_RBK), None, outer)

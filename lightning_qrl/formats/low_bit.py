@@ -153,7 +153,7 @@ class _Operand:
             layout, codes = self.format.layout, None
             if layout.scale is not None and scale is not None:
                 one_RB = scale[..., :: layout.block[0], :] if len(self.shape) > 1 else scale
-                codes = layout.scale.encode(one_RB.contiguous(), one_RB)
+                codes = layout.scale.encode(one_RB.contiguous(), one_RB.abs())  # a NaN has a sign
             packed = encode(layout, values, scale, self.turned)
             self.stored = Quantized(packed, codes, outer, layout, self.shape)
         return self.stored

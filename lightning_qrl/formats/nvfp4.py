@@ -20,7 +20,8 @@ four-over-six. The reciprocals are capped at the largest FP32, as there.
 
 Deviations: torchao keeps block scales at or above 2^-6, modelopt at or above 2^-9: `scale_floor`.
 Without it, as in Transformer Engine, a block far below the tensor's amax has scale 0 and comes out
-as zeros. A tensor of zeros (or of nothing finite) has outer scale 0.
+as zeros. A tensor of zeros (or of nothing finite) has outer scale 0. Under four-over-six a block
+with an infinity takes 6, both of its errors being infinite.
 
 R rows, B blocks a row, K = 16 values a block of one row.
 """
@@ -41,7 +42,7 @@ from lightning_qrl.formats.blocks import (
     one_zero,
     outer_amax,
 )
-from lightning_qrl.formats.compiling import apart
+from lightning_qrl.formats.compiling import apart, is_number
 from lightning_qrl.formats.low_bit import Split
 from lightning_qrl.formats.quantized import Block, Codec
 from lightning_qrl.formats.small_float import E2M1, E4M3, SmallFloat
@@ -106,7 +107,8 @@ class NVFP4(BlockFormat):
         """The outer scale, and what the ideal block scales are multiplied by for it."""
         if self.outer_scale == "none":
             return None, 1.0
-        amax = outer_amax(row_amax_RB, self.outer_scale)
+        numbers_RB = torch.where(is_number(row_amax_RB), row_amax_RB, 0.0)  # NaN is its block's
+        amax = outer_amax(numbers_RB, self.outer_scale)
         largest = E2M1.largest * (BOUND if self.four_over_six == "none" else BOUND_FOUR_OVER_SIX)
         return amax / largest, (largest / amax).clamp_max(LARGEST_FP32)
 

@@ -73,8 +73,9 @@ def everything(fmt: Format, x: Tensor) -> list[Tensor]:
 def same(a: Tensor, b: Tensor) -> bool:
     if not a.is_floating_point():
         return torch.equal(a, b)
+    bits = torch.int16 if a.dtype == torch.bfloat16 else torch.int32
     return torch.equal(a.isnan(), b.isnan()) and torch.equal(
-        a.nan_to_num().view(torch.int16), b.nan_to_num().view(torch.int16)
+        a.nan_to_num().view(bits), b.nan_to_num().view(bits)
     )
 
 

@@ -151,12 +151,11 @@ def test_the_stored_bytes_are_the_formats(variant: Format, shape: tuple[int, ...
     assert q.packed.nbytes == x.numel() * q.layout.element.bits / 8
 
 
-@pytest.mark.parametrize("exponent", range(-30, 31, 5))
-def test_values_are_exact_in_bf16(fmt: Format, exponent: int):
-    x = normal(16, 64) * 2.0**exponent
-    values = fmt.scaled(x).values
+def test_values_are_exact_in_bf16(fmt: Format):
     dtype = torch.float16 if fmt.name == "fp16" else torch.bfloat16
-    assert torch.equal(values.to(dtype).float(), values)
+    for exponent in range(-30, 31, 5):
+        values = fmt.scaled(normal(16, 64) * 2.0**exponent).values
+        assert torch.equal(values.to(dtype).float(), values), exponent
 
 
 @pytest.mark.parametrize("exponent", [-20, 0, 20])
@@ -322,9 +321,11 @@ def test_an_infinity_leaves_the_others_alone(unrotated: Format, sign: float):
     if not has_codes(unrotated):
         assert y[17, 40] == x[17, 40]
         return
-    block = poisoned(get_format("nvfp4"), x, 17, 40) if "nvfp4" in str(unrotated) else None
     assert y[17, 40].isfinite()
-    assert sign * y[17, 40] >= (0.0 if block is None else expected[block].abs().max() * 0.66)
+    largest = expected[poisoned(unrotated, x, 17, 40)].abs().max()
+    # Mapped to 6 instead of 4, a block may reach a rounded scale less far.
+    slack = 1.0 if getattr(unrotated, "four_over_six", "none") == "none" else 0.66
+    assert sign * y[17, 40] >= largest * slack
 
 
 @pytest.mark.parametrize("name", ["nvfp4", "mxfp8", "fp8_e4m3", "int8"])

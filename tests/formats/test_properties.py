@@ -24,7 +24,7 @@ from torch import Tensor
 
 from lightning_qrl.formats import Format, get_format
 
-settings.register_profile("formats", deadline=None, derandomize=True, max_examples=12)
+settings.register_profile("formats", deadline=None, derandomize=True, max_examples=10)
 PROFILE = settings.get_profile("formats")
 
 NONE = {"outer_scale": "none"}
