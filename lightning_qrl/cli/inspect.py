@@ -28,7 +28,8 @@ def inspect(
 ) -> None:
     """Print what a format does to each weight, and why: scale, deadzone or grid.
 
-    The last columns are shares of the squared error; the cross term of scale and grid is negative.
+    The last columns: shares of the squared error, whose cross terms are mostly negative and which
+    sum to 1; s/s*, the mean of a scale over the ideal one; gain, <Q, x> / |x|^2.
 
     Example: qrl inspect embedded --format nvfp4 --option four_over_six=mae
     """

@@ -66,7 +66,7 @@ class Format(ABC):
         for option in fields(self):
             allowed = get_args(option.type) if get_origin(option.type) is Literal else ()
             value = getattr(self, option.name)
-            if allowed and (value not in allowed or isinstance(value, bool)):
+            if allowed and not any(same(value, known) for known in allowed):
                 listed = ", ".join(map(str, allowed))
                 hint = nearest(str(value), map(str, allowed))
                 raise ValueError(f"{self.name}: {option.name}={value!r} is not {listed}{hint}")
@@ -135,6 +135,13 @@ def as_fp32(x: Tensor) -> Tensor:
     if x.ndim == 0 or not x.is_floating_point():
         raise ValueError(f"a format quantizes floats of shape [..., n], not {x.dtype} {[*x.shape]}")
     return x.detach().to(torch.float32).contiguous()
+
+
+def same(value: object, known: object) -> bool:
+    """Whether they are equal and of one type: 16.0 and True are no options where 16 and 1 are."""
+    if isinstance(value, tuple) and isinstance(known, tuple):
+        return len(value) == len(known) and all(map(same, value, known))
+    return type(value) is type(known) and value == known
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from lightning_qrl.formats.base import same
 from lightning_qrl.formats.low_bit import LowBit
 from lightning_qrl.formats.quantized import Block
 
@@ -39,7 +40,7 @@ class BlockFormat(LowBit):
         super(BlockFormat, self).__post_init__()
         if isinstance(self.block, list):  # as YAML has it
             object.__setattr__(self, "block", tuple(self.block))
-        if self.block not in self.blocks:
+        if not any(same(self.block, known) for known in self.blocks):
             allowed = " or ".join(str(list(block)) for block in self.blocks)
             raise ValueError(f"{self.name}: block={self.block!r} is not {allowed}")
 

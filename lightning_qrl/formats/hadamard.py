@@ -8,8 +8,10 @@ need not be undone (NVIDIA's NVFP4 pretraining, arXiv 2509.25149: 16, one fixed 
 
 The sums are formed by butterflies, in one order for every shape: a row's numbers do not depend on
 the rows beside it, as those of a matrix product could. A row whose length is no multiple of K is
-filled up with zeros; all of the filled row is then needed to rotate back. A NaN reaches
-all K values that it is rotated with; an infinity makes K infinities of them, which saturate.
+filled up with zeros; all of the filled row is then needed to rotate back. A NaN reaches all K
+values that it is rotated with. An infinity makes K infinities of them, which count for no amax: a
+block that holds nothing else comes out as zeros. Sums beyond FP32, possible from a sixteenth of its
+largest value on, are such infinities or NaN.
 """
 
 import math

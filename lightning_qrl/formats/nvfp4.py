@@ -21,7 +21,8 @@ four-over-six. The reciprocals are capped at the largest FP32, as there.
 Deviations: torchao keeps block scales at or above 2^-6, modelopt at or above 2^-9: `scale_floor`.
 Without it, as in Transformer Engine, a block far below the tensor's amax has scale 0 and comes out
 as zeros. A tensor of zeros (or of nothing finite) has outer scale 0. Under four-over-six a block
-with an infinity takes 6, both of its errors being infinite.
+with an infinity takes 6, both of its errors being infinite, as does one whose squared errors are
+beyond FP32 (|x| below 1e-22 or above 1e19).
 
 R rows, B blocks a row, K = 16 values a block of one row.
 """
@@ -83,8 +84,9 @@ class NVFP4(BlockFormat):
             raise ValueError(
                 "nvfp4: four_over_six compares nearest roundings; set rounding=nearest"
             )
-        if not 0 <= self.scale_floor <= E4M3.largest:
-            raise ValueError(f"nvfp4: scale_floor={self.scale_floor} is not 0 to 448")
+        number = type(self.scale_floor) in (int, float)
+        if not (number and 0 <= self.scale_floor <= E4M3.largest):
+            raise ValueError(f"nvfp4: scale_floor={self.scale_floor!r} is not 0 to 448")
 
     @property
     @override
