@@ -43,7 +43,7 @@ def inspect(
     try:
         chosen = get_format(format, **options)
     except (ValueError, TypeError) as error:
-        raise UserError(f"--format: {error}") from None
+        raise UserError(f"--format, --option: {error}") from None
     name = Path(checkpoint).stem
     file = figure or Path(f"inspect-{name}-{chosen.name}.png")
     check_figure(file)

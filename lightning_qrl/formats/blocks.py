@@ -8,7 +8,8 @@ codes.
 Non-finite input, the same for every block format: a NaN makes the scale of its block NaN, and so
 that block, and no other, comes out as NaN. An infinity counts for no amax, neither the block's nor
 the outer one; it saturates at the largest value of its block's scale, and its neighbours come
-out as if it were 0. (OCP MX leaves both to the implementation.)
+out as if it were 0; a block of infinities alone comes out as zeros, or next to it. (OCP MX leaves
+both to the implementation.)
 
 R rows, B blocks a row, K values a block of one row.
 """

@@ -8,10 +8,8 @@ need not be undone (NVIDIA's NVFP4 pretraining, arXiv 2509.25149: 16, one fixed 
 
 The sums are formed by butterflies, in one order for every shape: a row's numbers do not depend on
 the rows beside it, as those of a matrix product could. A row whose length is no multiple of K is
-filled up with zeros; all of the filled row is then needed to rotate back. A NaN reaches all K
-values that it is rotated with. An infinity makes K infinities of them, which count for no amax: a
-block that holds nothing else comes out as zeros. Sums beyond FP32, possible from a sixteenth of its
-largest value on, are such infinities or NaN.
+filled up with zeros; all of the filled row is then needed to rotate back. A NaN or an infinity makes
+all K values NaN that it is rotated with. Rotated values beyond FP32 saturate.
 """
 
 import math
@@ -23,6 +21,7 @@ from torch.nn import functional
 
 Hadamard = Literal["none", 16, 32]
 
+LARGEST_FP32 = torch.finfo(torch.float32).max
 SIGN_BITS = 0x243F6A88  # the fraction of pi: 32 bits that nobody chose
 
 
@@ -58,10 +57,11 @@ def _by_sign(x: Tensor, size: int) -> Tensor:
 
 def _butterflies(x: Tensor, size: int) -> Tensor:
     half = 1
-    y = x
+    y = x * (1 / size)  # sums of K cannot overflow
     while half < size:
         pairs = y.reshape(-1, 2, half)
         first, second = pairs[:, 0], pairs[:, 1]
         y = torch.stack([first + second, first - second], 1)
         half *= 2
-    return (y * (1 / math.sqrt(size))).view(x.shape)
+    y = torch.where(y.isinf(), math.nan, y) * math.sqrt(size)
+    return y.clamp(-LARGEST_FP32, LARGEST_FP32).view(x.shape)

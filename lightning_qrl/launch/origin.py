@@ -52,6 +52,7 @@ def find_origin(resume: str, uri: str | None) -> Origin:
         return Origin(path, recipe, ours["run_id"], saved["global_step"], shapes)
     except Exception as error:  # torch raises half a dozen kinds for a damaged file
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = reason.partition(", please ")[0]  # torch's advice is for whoever wrote the file
         raise UserError(f"checkpoint {path} is damaged or not written by qrl: {reason}") from error
 
 

@@ -117,7 +117,7 @@ def _parts(name: str) -> frozenset[str]:
     return frozenset(name.split("."))
 
 
-ROUTED, SHARED = ("experts",), ("shared_expert", "shared_experts")
+ROUTED, SHARED = ("experts",), ("shared_expert", "shared_experts", "shared_mlp")
 PREDICATES: dict[str, Callable[[str], bool]] = {  # none of them means a router
     "linears": lambda name: True,
     "attention": _has_part("self_attn", "attn", "attention", "linear_attn"),

@@ -70,11 +70,11 @@ def test_a_checkpoint_of_a_run(here, tiny_policy, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["embedded", "-f", "nvfp5"], "--format: unknown number format 'nvfp5'"),
+        (["embedded", "-f", "nvfp5"], "--format, --option: unknown number format 'nvfp5'"),
         (["embedded", "-f", "nvfp4", "--option", "outer=row"], "nvfp4 has no option 'outer'"),
         (["embedded", "-f", "nvfp4", "--option", "outer_scale"], "write key=value"),
         (["embedded", "-f", "nvfp4", "--option", "outer_scale=["], "the value is no YAML"),
-        (["embedded", "-f", "nvfp4", "--option", "outer_scale=[1]"], "--format: "),
+        (["embedded", "-f", "nvfp4", "--option", "outer_scale=[1]"], "--format, --option: "),
         (["embedded", "-f", "nvfp4", "--figure", "x.txt"], "its name must end in .png"),
         (["embedded", "-f", "nvfp4", "--figure", "no/x.png"], "there is no folder no"),
         (["./nothing", "-f", "nvfp4"], "policy ./nothing: there is no such folder"),

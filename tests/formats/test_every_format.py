@@ -329,14 +329,21 @@ def test_an_infinity_leaves_the_others_alone(unrotated: Format, sign: float):
 
 
 @pytest.mark.parametrize("name", ["nvfp4", "mxfp8", "fp8_e4m3", "int8"])
-def test_an_infinity_in_a_rotation_stays_inside(name: str):
+def test_an_infinity_in_a_rotation_poisons_what_it_is_rotated_with(name: str):
     fmt = get_format(name, hadamard=16, **({} if "mx" in name else {"outer_scale": "row"}))
     x = normal(3, 96)
     expected = fmt.fake_quantize(x)
     x[1, 40] = float("inf")
     y = fmt.fake_quantize(x)
-    assert not y.isnan().any()
     assert torch.equal(y[[0, 2]], expected[[0, 2]])
+    assert y[1, 32:48].isnan().all()
+
+
+@pytest.mark.parametrize("name", ["nvfp4", "mxfp8", "fp8_e4m3", "int8"])
+@pytest.mark.parametrize("size", [16, 32])
+def test_a_rotation_of_the_largest_numbers_is_finite(name: str, size: int):
+    x = torch.full((4, 40), 3.4e38) * normal(4, 40).sign()
+    assert get_format(name, hadamard=size).fake_quantize(x).isfinite().all()
 
 
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
