@@ -8,8 +8,8 @@ need not be undone (NVIDIA's NVFP4 pretraining, arXiv 2509.25149: 16, one fixed 
 
 The sums are formed by butterflies, in one order for every shape: a row's numbers do not depend on
 the rows beside it, as those of a matrix product could. A row whose length is no multiple of K is
-filled up with zeros; all of the filled row is then needed to rotate back. A NaN or an infinity makes
-all K values NaN that it is rotated with. Rotated values beyond FP32 saturate.
+filled up with zeros; all of the filled row is then needed to rotate back. A NaN or an infinity
+makes all K values NaN that it is rotated with. Rotated values beyond FP32 saturate.
 """
 
 import math
