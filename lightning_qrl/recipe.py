@@ -18,7 +18,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
+from yaml import YAMLError, safe_load
 
 from lightning_qrl.errors import UserError
 from lightning_qrl.plugins import nearest
@@ -184,10 +184,21 @@ def _text_keys(value: Any) -> Any:
 
 def _parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
     for override in overrides:
-        key, equals, _ = override.partition("=")
+        key, equals, value = override.partition("=")
         if not equals or not key.strip() or any(not part for part in key.split(".")):
             raise UserError(f"{COMMAND_LINE}: {override!r} is no override; write key.subkey=value")
+        _check_value(key, value)
     return _plain(COMMAND_LINE, lambda: OmegaConf.from_dotlist(list(overrides)))
+
+
+def _check_value(key: str, value: str) -> None:
+    try:
+        safe_load(value)
+    except YAMLError:
+        raise UserError(
+            f"{COMMAND_LINE}: {key}: {value} is no YAML; a text that begins with * or & needs "
+            f"quotes of its own: {key}='\"{value}\"'"
+        ) from None
 
 
 def _check_sections(recipe: Recipe) -> None:

@@ -72,6 +72,7 @@ OVERRIDES = [
     ("trainer.max_time=soon", "trainer: "),
     ("grpo.prompts_per_rollout=7 ", "do not divide"),
     ("seed=-1", "seed: expected an integer"),
+    ("callbacks.forward_quantization.where=*.down_proj", "needs quotes of its own"),
     ("not an override", "command line: 'not an override' is no override"),
     ("policy.name=/nowhere/at/all", "policy /nowhere/at/all: there is no such folder"),
 ]
@@ -88,7 +89,7 @@ def test_an_override(refused, override, says):
 )
 def test_the_commands_that_only_look_find_it_too(refused, command):
     assert "fraction must be" in refused(*command, "4bitter", "callbacks.bf16_tail.fraction=2")
-    assert "recipe 4biter not found; did you mean 4bitter?" in refused(*command, "4biter")
+    assert "recipe 4biter not found; did you mean 4bitter or 4bitter_moe?" in refused(*command, "4biter")
 
 
 def test_neither_recipe_nor_run(refused):
