@@ -109,8 +109,9 @@ def test_flat_has_every_value_by_its_dotted_key(write):
 
 
 def test_the_nearest_names_of_a_recipe_that_is_not_there():
-    assert failure("4biter.yaml") == "recipe 4biter.yaml not found; did you mean 4bitter?"
-    assert "known: 4bitter, base" in failure("zzz")
+    near = "did you mean 4bitter or 4bitter_moe?"
+    assert failure("4biter.yaml") == f"recipe 4biter.yaml not found; {near}"
+    assert "known: 4bitter, 4bitter_moe, base" in failure("zzz")
 
 
 def test_an_error_names_the_file_that_set_the_key_last(write):
