@@ -1,4 +1,4 @@
-"""Checking a mapping from a recipe against the signature that it is meant for.
+"""Constructing what a recipe describes: check a mapping against a signature, then call it.
 
 The constructor is the configuration: its parameters are the keys, its annotations the types, its
 defaults the defaults. There is no second schema that could disagree with it.
@@ -8,11 +8,14 @@ import inspect
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, get_type_hints
 
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
-from lightning_qrl.plugins import nearest
+from lightning_qrl.errors import UserError
+from lightning_qrl.plugins import load_plugin, nearest, plugin_names
 from lightning_qrl.recipe import Recipe
 
+REJECTED = (ValueError, TypeError, MisconfigurationException)  # what constructors raise
 LENIENT = ConfigDict(arbitrary_types_allowed=True)
 
 
@@ -72,3 +75,64 @@ def _check_type(recipe: Recipe, path: str, value: Any, hint: Any) -> None:
     except ValidationError as error:
         expected = "; or ".join(dict.fromkeys(problem["msg"] for problem in error.errors()[:3]))
         raise recipe.error(path, f"{expected}, got {value!r}") from None
+
+
+def make_named(
+    recipe: Recipe,
+    section: str,
+    package: str,
+    *,
+    name_key: str = "name",
+    extra: Mapping[str, Any] | None = None,
+) -> Any:
+    """Build the plugin that a section names.
+
+    Args:
+        recipe: named in the errors.
+        section: the section's key.
+        package: where its plugins are.
+        name_key: the key that holds the plugin's name.
+        extra: further arguments, which the recipe may not set.
+
+    Raises:
+        UserError: there is no such plugin, or an argument is wrong.
+    """
+    given = dict(recipe.values.get(section, {}))
+    name = given.pop(name_key, None)
+    if not isinstance(name, str):
+        raise recipe.error(section, f"give {name_key}, one of {', '.join(plugin_names(package))}")
+    try:
+        target = load_plugin(package, name)
+    except ValueError as error:
+        raise recipe.error(f"{section}.{name_key}", str(error)) from None
+    return make(recipe, section, target, given, extra or {})
+
+
+def make(
+    recipe: Recipe,
+    path: str,
+    target: Callable[..., Any],
+    given: Mapping[str, Any],
+    extra: Mapping[str, Any] | None = None,
+) -> Any:
+    """Check arguments, then construct; what the constructor rejects names the section.
+
+    Args:
+        recipe: named in the errors.
+        path: dotted key of ``given``.
+        target: the constructor.
+        given: the recipe's arguments.
+        extra: further arguments, which the recipe may not set.
+
+    Raises:
+        UserError: an argument is unknown, missing, of a wrong type or out of range.
+    """
+    extra = extra or {}
+    injected: Collection[str] = extra.keys()
+    check_arguments(recipe, path, given, target, injected)
+    try:
+        return target(**given, **extra)
+    except UserError:
+        raise
+    except REJECTED as error:
+        raise recipe.error(path, str(error)) from None

@@ -7,17 +7,15 @@ one line that names the section.
 import importlib
 import math
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import lightning as L
-from lightning.fabric.utilities.exceptions import MisconfigurationException
 
-from lightning_qrl.arguments import check_arguments, parameters
-from lightning_qrl.data import RolloutData
+from lightning_qrl.arguments import check_arguments, make, make_named
+from lightning_qrl.build_grpo import build_grpo
 from lightning_qrl.errors import UserError
-from lightning_qrl.grpo import GRPOModule
 from lightning_qrl.optimizer import AdamWSettings
 from lightning_qrl.plugins import load_plugin, nearest, plugin_names
 from lightning_qrl.policy import Policy
@@ -44,7 +42,6 @@ NO_LOOP = (  # held-out prompts are evaluated by a callback, not in Lightning's 
 NOT_THE_RECIPES = (
     "self", "logger", "callbacks", "default_root_dir", *FIXED_TRAINER, *CUTS_EPOCHS, *NO_LOOP
 )  # fmt: skip
-REJECTED = (ValueError, TypeError, MisconfigurationException)  # what constructors raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +69,7 @@ def build(recipe: Recipe) -> Run:
     """
     values = recipe.values
     policy = make(recipe, "policy", Policy, values.get("policy", {}))
-    task: Task = _make_named(recipe, "task", "lightning_qrl.tasks")
+    task: Task = make_named(recipe, "task", "lightning_qrl.tasks")
     engine = _make_engine(recipe, policy)
     settings = make(recipe, "optimizer", AdamWSettings, values.get("optimizer", {}))
     trainer_args = _trainer_args(recipe)
@@ -80,31 +77,9 @@ def build(recipe: Recipe) -> Run:
     methods = [key for key in ("grpo", "supervised") if key in values]
     if len(methods) != 1:
         raise UserError(f"recipe {recipe.name}: give one of the sections grpo and supervised")
-    build_method = _grpo if methods == ["grpo"] else _supervised
+    build_method = build_grpo if methods == ["grpo"] else _supervised
     module, data = build_method(recipe, parts, trainer_args)
     return Run(module, data, _make_callbacks(recipe), trainer_args)
-
-
-def _grpo(
-    recipe: Recipe, parts: dict[str, Any], trainer_args: Mapping[str, Any]
-) -> tuple[GRPOModule, RolloutData]:
-    given = recipe.values["grpo"]
-    for_data = {"prompts_per_rollout", "minibatches", "num_iterations"}
-    injected = (*parts, "seed")
-    known = {*parameters(GRPOModule, injected), *for_data}
-    for key in given:
-        if key not in known:
-            raise recipe.error(f"grpo.{key}", f"no such key; {nearest(key, sorted(known))}")
-    seed = {"seed": recipe.values.get("seed", 0)}
-    module_args = {k: v for k, v in given.items() if k not in for_data}
-    module = make(recipe, "grpo", GRPOModule, module_args, parts | seed)
-    extra = {
-        "prompts": parts["task"].prompts("train"),
-        "group_size": module.group_size,
-        "micro_batches": trainer_args.get("accumulate_grad_batches", 1),
-    }
-    data_args = {k: v for k, v in given.items() if k in for_data}
-    return module, make(recipe, "grpo", RolloutData, data_args, extra | seed)
 
 
 def _supervised(
@@ -123,7 +98,7 @@ def _supervised(
 
 def _make_engine(recipe: Recipe, policy: Policy) -> RolloutEngine:
     ids = {"eos_id": policy.eos_id, "pad_id": policy.pad_id}
-    engine: RolloutEngine = _make_named(
+    engine: RolloutEngine = make_named(
         recipe, "rollout", "lightning_qrl.rollouts", name_key="engine", extra=ids
     )
     return engine
@@ -183,53 +158,3 @@ def _import(recipe: Recipe, path: str, target: Any) -> Any:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise recipe.error(path, f"cannot import {target!r}: {error}") from None
-
-
-def _make_named(
-    recipe: Recipe,
-    section: str,
-    package: str,
-    *,
-    name_key: str = "name",
-    extra: Mapping[str, Any] | None = None,
-) -> Any:
-    """Build the plugin that a section names."""
-    given = dict(recipe.values.get(section, {}))
-    name = given.pop(name_key, None)
-    if not isinstance(name, str):
-        raise recipe.error(section, f"give {name_key}, one of {', '.join(plugin_names(package))}")
-    try:
-        target = load_plugin(package, name)
-    except ValueError as error:
-        raise recipe.error(f"{section}.{name_key}", str(error)) from None
-    return make(recipe, section, target, given, extra or {})
-
-
-def make(
-    recipe: Recipe,
-    path: str,
-    target: Callable[..., Any],
-    given: Mapping[str, Any],
-    extra: Mapping[str, Any] | None = None,
-) -> Any:
-    """Check arguments, then construct; what the constructor rejects names the section.
-
-    Args:
-        recipe: named in the errors.
-        path: dotted key of ``given``.
-        target: the constructor.
-        given: the recipe's arguments.
-        extra: further arguments, which the recipe may not set.
-
-    Raises:
-        UserError: an argument is unknown, missing, of a wrong type or out of range.
-    """
-    extra = extra or {}
-    injected: Collection[str] = extra.keys()
-    check_arguments(recipe, path, given, target, injected)
-    try:
-        return target(**given, **extra)
-    except UserError:
-        raise
-    except REJECTED as error:
-        raise recipe.error(path, str(error)) from None

@@ -5,7 +5,8 @@ weights that the last update left: a synchronous run has staleness 0. (An endles
 read one batch ahead, which makes every rollout one step stale.)
 
 Prompts come in an order shuffled for each pass over the split. The position in it follows from the
-number of optimizer steps, so a resumed run skips and repeats nothing.
+number of optimizer steps, so a resumed run skips and repeats nothing. Dynamic sampling takes its
+spare prompts from anywhere in the split, by a draw of the phase's own, so they move no position.
 """
 
 import random
@@ -19,6 +20,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from typing_extensions import override
 
+from lightning_qrl.advantages import highest
+from lightning_qrl.advantages import leverage as leverage_of
 from lightning_qrl.errors import UserError
 from lightning_qrl.experience import Experience, split_for_updates
 from lightning_qrl.grpo import GRPOModule
@@ -36,6 +39,10 @@ class RolloutData(L.LightningDataModule):
         minibatches: optimizer steps in one pass over a rollout.
         num_iterations: passes over a rollout.
         micro_batches: parts that each optimizer step is accumulated from.
+        dynamic_sampling: how often groups whose rewards are all equal are replaced by groups of
+            other prompts; 0 keeps them.
+        leverage: share of all leverage (see `advantages.leverage`) that is trained on: the smallest
+            set of completions that holds it; 1 trains on all.
         seed: decides the order of prompts and the shuffling of completions.
 
     Raises:
@@ -51,6 +58,8 @@ class RolloutData(L.LightningDataModule):
         minibatches: int = 1,
         num_iterations: int = 1,
         micro_batches: int = 1,
+        dynamic_sampling: int = 0,
+        leverage: float = 1.0,
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -72,7 +81,13 @@ class RolloutData(L.LightningDataModule):
                 f"prompts_per_rollout={prompts_per_rollout}, but the task has only "
                 f"{len(prompts)} prompts"
             )
+        if dynamic_sampling < 0:
+            raise ValueError(f"dynamic_sampling must be at least 0, got {dynamic_sampling}")
+        if not 0 < leverage <= 1:
+            raise ValueError(f"leverage must be above 0 and at most 1, got {leverage}")
         self.prompts = prompts
+        self.dynamic_sampling = dynamic_sampling
+        self.leverage = leverage
         self.group_size = group_size
         self.prompts_per_rollout = prompts_per_rollout
         self.minibatches = minibatches
@@ -98,8 +113,9 @@ class RolloutData(L.LightningDataModule):
                 "on a rollout; resume from one written at the end of an epoch"
             )
         prompts = self.phase_prompts(phase)[rank::world]
-        experience = module.collect(prompts, phase)
-        updates = self._updates(len(experience), phase)
+        spares = (prompts[rank::world] for prompts in self.spare_prompts(phase))
+        experience = module.collect(prompts, phase, spares)
+        updates = self._updates(self._chosen(experience), phase)
         batches = split_for_updates(experience, updates, self.micro_batches, world)
         return DataLoader(cast("torch.utils.data.Dataset[Experience]", batches), batch_size=None)
 
@@ -114,10 +130,22 @@ class RolloutData(L.LightningDataModule):
 
     def phase_prompts(self, phase: int) -> list[Prompt]:
         """The prompts of a phase, over all ranks."""
+        return [self.prompts[index] for index in self._phase_indices(phase)]
+
+    def _phase_indices(self, phase: int) -> list[int]:
         start = phase * self.prompts_per_rollout
         positions = range(start, start + self.prompts_per_rollout)
         passes = (divmod(position, len(self.prompts)) for position in positions)
-        return [self.prompts[self._order(number)[offset]] for number, offset in passes]
+        return [self._order(number)[offset] for number, offset in passes]
+
+    def spare_prompts(self, phase: int) -> list[list[Prompt]]:
+        """For each attempt of dynamic sampling, other prompts, over all ranks; no prompt twice."""
+        used, each = set(self._phase_indices(phase)), self.prompts_per_rollout
+        draw = random.Random(derive_seed(self.seed, "spare prompts", phase))
+        count = min(len(self.prompts), len(used) + self.dynamic_sampling * each)
+        spare = [i for i in draw.sample(range(len(self.prompts)), count) if i not in used]
+        parts = [spare[a * each : (a + 1) * each] for a in range(self.dynamic_sampling)]
+        return [[self.prompts[i] for i in part] for part in parts]
 
     @lru_cache(maxsize=2)  # noqa: B019  (a data module lives as long as its run)
     def _order(self, number: int) -> list[int]:
@@ -125,12 +153,19 @@ class RolloutData(L.LightningDataModule):
         random.Random(derive_seed(self.seed, "prompts", number)).shuffle(order)
         return order
 
-    def _updates(self, completions: int, phase: int) -> list[Tensor]:
+    def _chosen(self, experience: Experience) -> Tensor:
+        """Indices of the completions to train on, ascending."""
+        if self.leverage == 1:
+            return torch.arange(len(experience))
+        leverage_B = leverage_of(experience.rewards_B.view(-1, self.group_size)).flatten()
+        return highest(leverage_B, self.leverage, self.minibatches * self.micro_batches)
+
+    def _updates(self, chosen: Tensor, phase: int) -> list[Tensor]:
         """Indices of the completions of each optimizer step; in order when there is one a pass."""
         if self.minibatches == 1:
-            return [torch.arange(completions)] * self.num_iterations
+            return [chosen] * self.num_iterations
         generator = torch.Generator().manual_seed(derive_seed(self.seed, "minibatches", phase))
-        passes = [
-            torch.randperm(completions, generator=generator) for _ in range(self.num_iterations)
+        orders = [
+            torch.randperm(len(chosen), generator=generator) for _ in range(self.num_iterations)
         ]
-        return [part for order in passes for part in order.chunk(self.minibatches)]
+        return [chosen[part] for order in orders for part in order.tensor_split(self.minibatches)]

@@ -3,7 +3,8 @@
 Token ids are those that were sampled. Nothing here is ever decoded and encoded again: another
 tokenization of the same text would train tokens that the policy never chose.
 
-B completions, T tokens of prompt and completion, S = T - 1 predicted tokens, N new tokens.
+B completions, T tokens of prompt and completion, S = T - 1 predicted tokens, N new tokens, K kept
+tokens.
 """
 
 from collections.abc import Sequence
@@ -25,6 +26,8 @@ class Completion:
         logprobs_N: float32 [N], log-probabilities under the distribution they were sampled from.
         versions_N: int64 [N], weight version (optimizer steps taken) that sampled each token.
         truncated: whether it ran into the length limit before an end-of-sequence token.
+        kept_NK: int64 [N, K], ids of the tokens that top_p, top_k or min_p left to sample from,
+            each row filled up with -1; None where nothing was cut off.
     """
 
     prompt_ids: tuple[int, ...]
@@ -32,6 +35,34 @@ class Completion:
     logprobs_N: Tensor
     versions_N: Tensor
     truncated: bool
+    kept_NK: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The optimizer step that a micro-batch is a part of: what its loss is divided by.
+
+    Attributes:
+        tokens: sampled tokens that count, over all micro-batches and ranks.
+        completions: completions with such a token, over all micro-batches and ranks.
+        rank_tokens: sampled tokens that count, over the micro-batches of this rank.
+        micro_batches: micro-batches of each rank.
+        ranks: ranks that average their gradients.
+    """
+
+    tokens: int
+    completions: int
+    rank_tokens: int
+    micro_batches: int = 1
+    ranks: int = 1
+
+    @property
+    def scale(self) -> float:
+        """What a micro-batch's loss is multiplied by.
+
+        The trainer averages over micro-batches and ranks; this turns the average into a sum.
+        """
+        return float(self.micro_batches * self.ranks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,24 +77,28 @@ class Experience:
             token values: padding may equal the end-of-sequence token).
         logprobs_BS: float32 [B, S], the sampler's log-probabilities, 0 outside the mask.
         versions_BS: int64 [B, S], weight version of each sampled token, 0 outside the mask.
-        rewards_B: float32 [B].
+        prompt_length_B: int64 [B], tokens of each prompt.
+        rewards_B: float32 [B], what the advantages were made from; NaN where there is none.
         advantages_B: float32 [B].
         truncated_B: bool [B].
-        step_tokens: sampled tokens in the whole optimizer step that this batch is a part of, over
-            all micro-batches and ranks: the denominator of token-level losses.
-        loss_scale: what a micro-batch's loss is multiplied by so that the trainer's averaging over
-            micro-batches and ranks turns back into a sum.
+        max_new_tokens: the sampler's length limit.
+        step: the optimizer step that this batch is a part of.
+        reference_BS: float32 [B, S], log-probabilities under the reference; None without one.
+        kept_BSK: int64 [B, S, K], see `Completion`, -1 outside completions; None: nothing was cut.
     """
 
     input_ids_BT: Tensor
     mask_BS: Tensor
     logprobs_BS: Tensor
     versions_BS: Tensor
+    prompt_length_B: Tensor
     rewards_B: Tensor
     advantages_B: Tensor
     truncated_B: Tensor
-    step_tokens: int
-    loss_scale: float = 1.0
+    max_new_tokens: int
+    step: Step
+    reference_BS: Tensor | None = None
+    kept_BSK: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.input_ids_BT)
@@ -73,17 +108,23 @@ class Experience:
         return self._with({name: t.to(device) for name, t in self._tensors().items()})
 
     def take(self, index: Tensor) -> "Experience":
-        """The completions at ``index``; ``step_tokens`` becomes theirs.
+        """The completions at ``index``; ``step`` counts them alone.
 
         Columns that are padding in all of them are cut off.
         """
         rows = {name: tensor[index] for name, tensor in self._tensors().items()}
         used = rows["mask_BS"].any(dim=0).nonzero()
         width = int(used.max()) + 1 if len(used) else 1
-        for name in ("mask_BS", "logprobs_BS", "versions_BS"):
-            rows[name] = rows[name][:, :width]
+        for name in ("mask_BS", "logprobs_BS", "versions_BS", "reference_BS", "kept_BSK"):
+            if name in rows:
+                rows[name] = rows[name][:, :width]
         rows["input_ids_BT"] = rows["input_ids_BT"][:, : width + 1]
-        return replace(self._with(rows), step_tokens=int(rows["mask_BS"].sum()))
+        return replace(self._with(rows), step=count_step(rows["mask_BS"]))
+
+    def where(self, counts_B: Tensor) -> "Experience":
+        """The same batch, of which only the completions where ``counts_B`` (bool [B]) count."""
+        mask_BS = self.mask_BS & counts_B[:, None]
+        return replace(self, mask_BS=mask_BS, step=count_step(mask_BS))
 
     def _with(self, tensors: dict[str, Any]) -> "Experience":
         return replace(self, **tensors)
@@ -94,7 +135,11 @@ class Experience:
 
 
 def make_experience(
-    completions: Sequence[Completion], rewards_B: Tensor, advantages_B: Tensor, pad_id: int
+    completions: Sequence[Completion],
+    rewards_B: Tensor,
+    advantages_B: Tensor,
+    pad_id: int,
+    max_new_tokens: int | None = None,
 ) -> Experience:
     """Lay completions out as one right-padded batch.
 
@@ -103,32 +148,48 @@ def make_experience(
         rewards_B: float32 [B].
         advantages_B: float32 [B].
         pad_id: token id that fills the padding.
+        max_new_tokens: the length limit they were sampled with; by default the longest's length.
     """
     prompts = [torch.tensor(c.prompt_ids) for c in completions]
     ids = [torch.cat([p, c.token_ids_N]) for p, c in zip(prompts, completions, strict=True)]
 
-    def aligned(name: str) -> Tensor:
+    def aligned(values: Sequence[Tensor], fill: float = 0) -> Tensor:
         rows = [
-            torch.cat([getattr(c, name).new_zeros(len(p) - 1), getattr(c, name)])
-            for p, c in zip(prompts, completions, strict=True)
+            torch.cat([value.new_full((len(p) - 1, *value.shape[1:]), fill), value])
+            for p, value in zip(prompts, values, strict=True)
         ]
-        return pad_sequence(rows, batch_first=True)
+        return pad_sequence(rows, batch_first=True, padding_value=fill)
 
-    prompt_B1 = torch.tensor([len(p) for p in prompts])[:, None]
+    prompt_length_B = torch.tensor([len(p) for p in prompts])
     length_B1 = torch.tensor([len(i) for i in ids])[:, None]
     input_ids_BT = pad_sequence(ids, batch_first=True, padding_value=pad_id)
     target_S = torch.arange(1, input_ids_BT.shape[1])
-    mask_BS = (target_S >= prompt_B1) & (target_S < length_B1)
+    mask_BS = (target_S >= prompt_length_B[:, None]) & (target_S < length_B1)
+    kept = [c.kept_NK for c in completions if c.kept_NK is not None]
+    widest = max((k.shape[1] for k in kept), default=0)
     return Experience(
         input_ids_BT=input_ids_BT,
         mask_BS=mask_BS,
-        logprobs_BS=aligned("logprobs_N"),
-        versions_BS=aligned("versions_N"),
+        logprobs_BS=aligned([c.logprobs_N for c in completions]),
+        versions_BS=aligned([c.versions_N for c in completions]),
+        prompt_length_B=prompt_length_B,
         rewards_B=rewards_B,
         advantages_B=advantages_B,
         truncated_B=torch.tensor([c.truncated for c in completions]),
-        step_tokens=int(mask_BS.sum()),
+        max_new_tokens=max_new_tokens or max(len(c.token_ids_N) for c in completions),
+        step=count_step(mask_BS),
+        kept_BSK=aligned([_widen(k, widest) for k in kept], fill=-1) if kept else None,
     )
+
+
+def _widen(kept_NK: Tensor, width: int) -> Tensor:
+    return torch.nn.functional.pad(kept_NK.long(), (0, width - kept_NK.shape[1]), value=-1)
+
+
+def count_step(mask_BS: Tensor) -> Step:
+    """The step of a batch that is a whole optimizer step by itself."""
+    tokens = int(mask_BS.sum())
+    return Step(tokens, int(mask_BS.any(dim=1).sum()), tokens)
 
 
 def split_for_updates(
@@ -136,29 +197,29 @@ def split_for_updates(
 ) -> list[Experience]:
     """Cut a rollout into the micro-batches of its optimizer steps.
 
-    Splitting changes no gradient: each micro-batch knows the token count of its whole step, and
-    undoes the trainer's division by the number of micro-batches and of ranks.
+    Splitting changes no gradient: each micro-batch knows the counts of its whole step, and undoes
+    the trainer's division by the number of micro-batches and of ranks.
 
     Args:
         experience: the rollout of this rank.
         updates: for each optimizer step, the int64 indices of its completions.
-        micro_batches: micro-batches of each optimizer step; must divide the completions of a step.
+        micro_batches: micro-batches of each optimizer step, at most its completions.
         world_size: number of ranks that average their gradients.
     """
     batches = []
     for index in updates:
-        step_tokens = world_total(int(experience.mask_BS[index].sum()), world_size)
-        for part in index.chunk(micro_batches):
-            batch = experience.take(part)
-            scale = float(micro_batches * world_size)
-            batches.append(replace(batch, step_tokens=step_tokens, loss_scale=scale))
+        own = count_step(experience.mask_BS[index])
+        tokens, completions = world_total((own.tokens, own.completions), world_size)
+        step = Step(tokens, completions, own.tokens, micro_batches, world_size)
+        parts = index.tensor_split(micro_batches)
+        batches += [replace(experience.take(part), step=step) for part in parts]
     return batches
 
 
-def world_total(count: int, world_size: int) -> int:
-    """The sum of a count over all ranks."""
-    if world_size == 1:
-        return count
-    total = torch.tensor(count)
-    torch.distributed.all_reduce(total)
-    return int(total)
+def world_total(counts: Sequence[int], world_size: int) -> list[int]:
+    """The sum of each count over all ranks."""
+    total = torch.tensor(counts)
+    if world_size > 1:
+        torch.distributed.all_reduce(total)
+    totals: list[int] = total.tolist()
+    return totals

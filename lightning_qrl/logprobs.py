@@ -1,16 +1,25 @@
-"""Token log-probabilities and entropy from logits, in FP32, chunk by chunk.
+"""Token log-probabilities and entropy, in FP32, chunk by chunk.
 
 The temperature divides the logits, as it does in the sampler: the policy that is trained is then
-the very distribution that was sampled, and importance ratios start at 1 at any temperature.
+the very distribution that was sampled, and importance ratios start at 1 at any temperature. Where
+the sampler cut the distribution off (top_p, top_k, min_p), the same tokens are left here.
 
-B sequences, S predicted tokens, V vocabulary.
+Logits of N tokens over V entries are the largest thing in training: at 50 000 entries and 4096
+tokens, 0.8 GB in FP32, several times over. So only `CHUNK` of their numbers exist at one time:
+each chunk goes through the head, is reduced to one number a token, and is computed again for the
+gradient. What fits into one chunk is kept instead.
+
+B sequences, S predicted tokens, N tokens, H hidden, V vocabulary, K kept tokens.
 """
+
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
-CHUNK = 4096  # tokens whose intermediate FP32 results exist at one time
+CHUNK = 2**24  # logits, tokens x vocabulary, that exist at one time: 64 MiB in FP32
 
 
 def token_logprobs(
@@ -26,16 +35,65 @@ def token_logprobs(
     Returns:
         Log-probabilities, float32 [B, S], with gradient; entropy in nats, float32 [B, S], without.
     """
-    logits = torch.split(logits_BSV.flatten(0, 1), CHUNK)
-    targets = torch.split(targets_BS.flatten(), CHUNK)
-    parts = [_chunk(lg, t, temperature) for lg, t in zip(logits, targets, strict=True)]
+    rows = logits_BSV.flatten(0, 1)
+    values = head_logprobs(rows, _identity, rows.shape[-1], targets_BS.flatten(), temperature)
+    return values[0].view_as(targets_BS), values[1].view_as(targets_BS)
+
+
+def head_logprobs(
+    hidden_NH: Tensor,
+    head: Callable[[Tensor], Tensor],
+    vocabulary: int,
+    targets_N: Tensor,
+    temperature: float = 1.0,
+    kept_NK: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Log-probabilities of the target tokens from what the head of a model reads.
+
+    Memory grows with N and with `CHUNK`, not with N x V.
+
+    Args:
+        hidden_NH: [N, H], any floating dtype.
+        head: makes logits [n, V] from rows of it, each row by itself.
+        vocabulary: V.
+        targets_N: int64 [N].
+        temperature: divides the logits; greater than 0.
+        kept_NK: int64 [N, K], tokens that the sampler could choose, filled up with -1; None: all.
+
+    Returns:
+        Log-probabilities, float32 [N], with gradient; entropy in nats of the distribution that is
+        sampled, float32 [N], without.
+    """
+    size = max(1, CHUNK // vocabulary)
+    chunks = [slice(first, first + size) for first in range(0, len(targets_N), size)]
+    parts = []
+    for rows in chunks or [slice(0)]:
+        kept = None if kept_NK is None else kept_NK[rows]
+        arguments = (hidden_NH[rows], head, targets_N[rows], temperature, kept)
+        if len(chunks) > 1 and torch.is_grad_enabled():
+            parts.append(checkpoint(_chunk, *arguments, use_reentrant=False))
+        else:
+            parts.append(_chunk(*arguments))
     logprobs, entropies = zip(*parts, strict=True)
-    return torch.cat(logprobs).view_as(targets_BS), torch.cat(entropies).view_as(targets_BS)
+    return torch.cat(logprobs), torch.cat(entropies)
 
 
-def _chunk(logits_NV: Tensor, targets_N: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    logprobs_NV = F.log_softmax(logits_NV.float() / temperature, dim=-1)
-    chosen_N = logprobs_NV.gather(-1, targets_N[:, None])[:, 0]
+def _chunk(
+    hidden_NH: Tensor,
+    head: Callable[[Tensor], Tensor],
+    targets_N: Tensor,
+    temperature: float,
+    kept_NK: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    logits_NV, targets_N1 = head(hidden_NH).float() / temperature, targets_N[:, None]
+    if kept_NK is not None:
+        logits_NV = logits_NV.gather(-1, kept_NK.clamp_min(0)).masked_fill(kept_NK < 0, -torch.inf)
+        targets_N1 = (kept_NK == targets_N1).int().argmax(dim=-1, keepdim=True)
+    logprobs_NV = F.log_softmax(logits_NV, dim=-1)
     with torch.no_grad():
         entropy_N = torch.special.entr(logprobs_NV.exp()).sum(dim=-1)
-    return chosen_N, entropy_N
+    return logprobs_NV.gather(-1, targets_N1)[:, 0], entropy_N
+
+
+def _identity(logits: Tensor) -> Tensor:
+    return logits

@@ -1,9 +1,11 @@
-"""Means, sums, minima and maxima that can be merged over micro-batches and ranks.
+"""Means, deviations, sums and extrema that can be merged over micro-batches and ranks.
 
 A mean is kept as a total and a weight and divided once, at the end: a mean over all tokens of a
-step, never a mean of the means of unequal micro-batches.
+step, never a mean of the means of unequal micro-batches. A standard deviation is kept with its sum
+of squared deviations, and merged as in Chan, Golub & LeVeque (1979).
 """
 
+import math
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -21,11 +23,19 @@ REDUCTIONS: dict[str, Callable[[float, float], float]] = {
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One number that several micro-batches contribute to."""
+    """One number that several micro-batches contribute to.
 
-    reduce: Literal["mean", "sum", "min", "max"]
+    Attributes:
+        reduce: how contributions merge.
+        total: the sum of the values (of a minimum or maximum: itself).
+        weight: the number of values.
+        squares: of a standard deviation, the sum of squared deviations from the mean.
+    """
+
+    reduce: Literal["mean", "std", "sum", "min", "max"]
     total: float
     weight: float = 1.0
+    squares: float = 0.0
 
     def merge(self, other: "Metric") -> "Metric":
         """The number over both contributions; one without weight contributes nothing."""
@@ -33,16 +43,38 @@ class Metric:
             return self if self.weight else other
         if self.reduce == "mean":
             return Metric("mean", self.total + other.total, self.weight + other.weight)
+        if self.reduce == "std":
+            return self._merge_deviations(other)
         return Metric(self.reduce, REDUCTIONS[self.reduce](self.total, other.total))
 
     def value(self) -> float:
-        """The reduced number; over nothing it is 0."""
+        """The reduced number; over nothing (a deviation: over less than two) it is 0."""
+        if self.reduce == "std":
+            return math.sqrt(self.squares / (self.weight - 1)) if self.weight > 1 else 0.0
         return self.total / self.weight if self.weight else 0.0
+
+    def over_ranks(self) -> "Metric":
+        """The number over the contributions of all ranks."""
+        return _over_ranks({"": self})[""] if _several_ranks() else self
+
+    def _merge_deviations(self, other: "Metric") -> "Metric":
+        weight = self.weight + other.weight
+        apart = other.total / other.weight - self.total / self.weight
+        between = apart**2 * self.weight * other.weight / weight
+        squares = self.squares + other.squares + between
+        return Metric("std", self.total + other.total, weight, squares)
 
 
 def mean(values: Tensor, mask: Tensor) -> Metric:
     """The mean of ``values`` where ``mask`` (same shape, bool) is true."""
     return Metric("mean", float(values[mask].double().sum()), float(mask.sum()))
+
+
+def deviation(values: Tensor, mask: Tensor) -> Metric:
+    """The sample standard deviation (ddof 1) of ``values`` where ``mask`` is true."""
+    chosen = values[mask].double()
+    squares = (chosen - chosen.mean()).square().sum() if len(chosen) else chosen.sum()
+    return Metric("std", float(chosen.sum()), float(len(chosen)), float(squares))
 
 
 def largest(values: Tensor) -> Metric:
@@ -70,9 +102,13 @@ class Tally:
     def flush(self) -> dict[str, float]:
         """The value of every metric over all micro-batches and ranks; then start anew."""
         metrics, self._metrics = self._metrics, {}
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
+        if _several_ranks():
             metrics = _over_ranks(metrics)
         return {name: metric.value() for name, metric in metrics.items()}
+
+
+def _several_ranks() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def _over_ranks(metrics: dict[str, Metric]) -> dict[str, Metric]:

@@ -10,7 +10,7 @@ B completions.
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import lightning as L
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from typing_extensions import override
 
+from lightning_qrl.analysis.pass_at_k import pass_at_k
 from lightning_qrl.errors import UserError
 from lightning_qrl.experience import Completion
 from lightning_qrl.metrics import Metric, mean
@@ -58,9 +59,12 @@ class PolicyModule(L.LightningModule):
         provenance: plain values that say what a checkpoint came from; written into it.
         evaluations: held-out metrics by the number of optimizer steps; kept in checkpoints.
         samples: what was judged last, of each split.
+        on_reward_error: what to do where the task raises: ``stop`` the run, or ``skip`` the reward.
+        reward_errors: how often it raised.
     """
 
     model: PreTrainedModel
+    on_reward_error: Literal["stop", "skip"] = "stop"
 
     def __init__(
         self, policy: Policy, task: Task, engine: RolloutEngine, optimizer: AdamWSettings, seed: int
@@ -75,6 +79,7 @@ class PolicyModule(L.LightningModule):
         self.provenance: dict[str, str] = {}
         self.evaluations: dict[int, dict[str, float]] = {}
         self.samples: dict[Split, list[Sample]] = {}
+        self.reward_errors = 0
 
     @override
     def setup(self, stage: str) -> None:
@@ -87,9 +92,13 @@ class PolicyModule(L.LightningModule):
     @override
     def configure_model(self) -> None:
         if "model" not in self._modules:
-            self.model = self.policy.build()
+            self.model = self.build_model()
             device = "auto" if self._trainer is None else self.trainer.strategy.root_device.type
             self.plan.commit(self.model, find_chip(device))
+
+    def build_model(self) -> PreTrainedModel:
+        """The model before the plan touches it."""
+        return self.policy.build()
 
     @override
     def configure_optimizers(self) -> Any:
@@ -133,7 +142,7 @@ class PolicyModule(L.LightningModule):
     def judge(
         self, prompts: Sequence[Prompt], completions: Sequence[Completion], split: Split
     ) -> Tensor:
-        """Rewards of completions, float32 [B]; kept in `samples` too.
+        """Rewards of completions, float32 [B], NaN where there is none; kept in `samples` too.
 
         Args:
             prompts: what was asked.
@@ -141,33 +150,57 @@ class PolicyModule(L.LightningModule):
             split: where the prompts are from.
 
         Raises:
-            UserError: the task returned a reward that is no finite number.
+            UserError: the task raised, or returned an infinite number or none at all.
         """
         texts = [self.policy.decode(completion.token_ids_N) for completion in completions]
         each = len(completions) // len(prompts)
         pairs = [(prompts[i // each], text) for i, text in enumerate(texts)]
-        rewards = [self.task.reward(prompt, text) for prompt, text in pairs]
-        for (prompt, text), reward in zip(pairs, rewards, strict=True):
-            if reward is None or not math.isfinite(reward):
-                raise UserError(f"the reward of {text!r} for {prompt.text!r} is {reward}")
+        rewards = [self._reward(prompt, text) for prompt, text in pairs]
         judged = zip(pairs, rewards, strict=True)
         self.samples[split] = [
             Sample(prompt.text, text, reward, self.global_step) for (prompt, text), reward in judged
         ]
         return torch.tensor(rewards, dtype=torch.float32)
 
-    def evaluate(self, prompts: Sequence[Prompt]) -> dict[str, Metric]:
-        """Sample one completion of each prompt and judge it; training is not touched.
+    def _reward(self, prompt: Prompt, text: str) -> float:
+        """One completion's reward; NaN where the task has none (None or NaN)."""
+        try:
+            given = self.task.reward(prompt, text)
+            reward = math.nan if given is None else float(given)
+            if math.isinf(reward):
+                raise ValueError(f"the reward is {reward}")
+        except Exception as error:  # a task is anyone's code, and may raise anything
+            if self.on_reward_error == "skip":
+                self.reward_errors += 1
+                return math.nan
+            raise UserError(
+                f"task {type(self.task).__name__}: judging {text!r} for {prompt.text!r} failed: "
+                f"{type(error).__name__}: {error}; correct the task, or go on without such "
+                "rewards: grpo.on_reward_error=skip"
+            ) from error
+        return reward
+
+    def evaluate(self, prompts: Sequence[Prompt], pass_at: Sequence[int] = ()) -> dict[str, Metric]:
+        """Sample and judge completions of each prompt; training is not touched.
 
         Args:
             prompts: held-out prompts. The draws depend on the run's seed alone, so that two
                 evaluations differ by the policy, not by luck.
+            pass_at: numbers k to estimate pass@k for; the largest is how many completions of each
+                prompt are sampled, one if there is none.
 
         Returns:
-            ``reward`` and ``solved``, means over the completions.
+            ``reward`` and ``solved``, means over the completions that have a reward, and
+            ``pass_at_K``, means over the prompts.
         """
-        completions = self.sample(prompts, 1, derive_seed(self.seed, "evaluate"))
+        samples = max(pass_at, default=1)
+        completions = self.sample(prompts, samples, derive_seed(self.seed, "evaluate"))
         rewards_B = self.judge(prompts, completions, "held_out")
-        solved_B = torch.tensor([self.task.solved(reward) for reward in rewards_B.tolist()])
-        all_B = torch.ones_like(solved_B)
-        return {"reward": mean(rewards_B, all_B), "solved": mean(solved_B, all_B)}
+        known_B = rewards_B.isfinite()
+        solved_B = known_B & torch.tensor([self.task.solved(r) for r in rewards_B.tolist()])
+        metrics = {"reward": mean(rewards_B, known_B), "solved": mean(solved_B, known_B)}
+        solved_P = solved_B.view(len(prompts), samples).sum(dim=1)
+        for k in pass_at:
+            chances_P = pass_at_k(solved_P, samples, k)
+            metrics[f"pass_at_{k}"] = mean(chances_P, torch.ones_like(solved_P, dtype=torch.bool))
+        return metrics

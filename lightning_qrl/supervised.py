@@ -67,7 +67,7 @@ class SupervisedModule(PolicyModule):
         routed = {"output_router_logits": True} if weight else {}
         output = self.model(input_ids=inputs_BS, use_cache=False, **routed)
         logprobs_BS, _ = token_logprobs(output.logits, targets_BS)
-        loss = -logprobs_BS.masked_fill(~batch.mask_BS, 0.0).sum() / batch.step_tokens
+        loss = -logprobs_BS.masked_fill(~batch.mask_BS, 0.0).sum() / batch.step.tokens
         self.log_dict({"train/loss": loss, "step": float(self.global_step + 1)})
         if weight:
             read_N = inputs_BS.flatten() != self.policy.pad_id
@@ -76,7 +76,7 @@ class SupervisedModule(PolicyModule):
             balance = torch.stack(each).mean()
             self.log("train/router_imbalance", balance)
             loss = loss + weight * balance
-        return loss * batch.loss_scale
+        return loss * batch.step.scale
 
     @override
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:

@@ -17,7 +17,7 @@ from lightning.pytorch.loggers.logger import DummyLogger
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from lightning_qrl.experience import Completion, Experience, make_experience
+from lightning_qrl.experience import Completion, Experience, count_step, make_experience
 from lightning_qrl.policy import Policy
 from lightning_qrl.tasks.base import Prompt
 
@@ -167,6 +167,6 @@ def ragged() -> Callable[..., Experience]:
         holes_BS = torch.rand(experience.mask_BS.shape, generator=g) < 0.2
         mask_BS = experience.mask_BS & ~holes_BS
         mask_BS[rows // 2] = False
-        return replace(experience, mask_BS=mask_BS, step_tokens=int(mask_BS.sum()))
+        return replace(experience, mask_BS=mask_BS, step=count_step(mask_BS))
 
     return make

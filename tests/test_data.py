@@ -42,13 +42,15 @@ def test_every_completion_once_a_pass(minibatches):
     data = RolloutData(
         SEVEN, group_size=4, prompts_per_rollout=3, minibatches=minibatches, num_iterations=3
     )
-    updates = data._updates(12, phase=2)
+    updates = data._updates(torch.arange(12), phase=2)
     assert len(updates) == data.updates_per_rollout == 3 * minibatches
     passes = [torch.cat(updates[i : i + minibatches]) for i in range(0, len(updates), minibatches)]
     assert all(sorted(one.tolist()) == list(range(12)) for one in passes)
     if minibatches > 1:
         assert not torch.equal(passes[0], passes[1])
-        assert not torch.equal(passes[0], torch.cat(data._updates(12, 3)[:minibatches]))
+        assert not torch.equal(
+            passes[0], torch.cat(data._updates(torch.arange(12), 3)[:minibatches])
+        )
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,10 @@ from callbacks.forward_quantization import ForwardQuantization
 from lightning_qrl.data import RolloutData
 from lightning_qrl.errors import UserError
 from lightning_qrl.grpo import GRPOModule
+from lightning_qrl.kl import KLPenalty
+from lightning_qrl.losses.distill import Distill
 from lightning_qrl.optimizer import AdamWSettings
+from lightning_qrl.overlong import Overlong
 from lightning_qrl.policy import Policy
 from lightning_qrl.rollouts.embedded import Embedded
 from lightning_qrl.seeding import derive_seed
@@ -111,7 +114,8 @@ def test_without_precision_callbacks_training_is_plain_pytorch(
     temperature, tiny_policy, parity, fit
 ):
     before = weights(tiny_policy.build())
-    module = make_module(tiny_policy, parity, temperature=temperature, seed=5)
+    plain = {"shared_prefix": False, "seed": 5}
+    module = make_module(tiny_policy, parity, temperature=temperature, **plain)
     data = RolloutData(parity.prompts("train") * 2, group_size=G, prompts_per_rollout=P, seed=5)
     task = type("Twice", (type(parity),), {"prompts": lambda _, split: parity.prompts(split) * 2})()
     fit(module, data, 3, gradient_clip_val=0.5)
@@ -177,8 +181,8 @@ class Watched(GRPOModule):
         super().__init__(**options)
         self.rollouts, self.seen = [], []
 
-    def collect(self, prompts, phase):
-        experience = super().collect(prompts, phase)
+    def collect(self, prompts, phase, spares=()):
+        experience = super().collect(prompts, phase, spares)
         numbered = replace(experience, advantages_B=torch.arange(len(experience)).float())
         self.rollouts.append((phase, self.global_step, [p.text for p in prompts], numbered))
         return numbered
@@ -238,7 +242,7 @@ def test_accumulation_changes_neither_weights_nor_metrics(tiny_policy, parity, f
         )
         after = weights(module.model)
         deltas.append(torch.cat([(after[n] - before[n]).flatten() for n in after]).double())
-        timed = ("step_time", "tokens_per_second")
+        timed = ("step_time", "tokens_per_second", "_s/gen", "_s/reward", "_s/update_actor")
         records.append({k: v for k, v in logger.steps[0].items() if not k.endswith(timed)})
     assert deltas[0].norm() > 1e-3
     for delta, record in zip(deltas[1:], records[1:], strict=True):
@@ -263,6 +267,7 @@ def test_a_batch_without_signal_moves_nothing(tiny_policy, parity, fit, recorder
 
 class NoEngine:
     temperature = 1.3
+    max_new_tokens = NEW
 
     def sync(self, model, version):
         raise AssertionError("training_step called the engine")
@@ -286,7 +291,7 @@ def test_training_step_is_a_pure_function_of_its_batch(tiny_policy, parity, ragg
         new = logits.log_softmax(-1).gather(-1, e.input_ids_BT[b, 1:, None])[:, 0]
         ratio = (new - e.logprobs_BS[b]).exp()[e.mask_BS[b]]
         a = float(e.advantages_B[b])
-        want -= float(torch.minimum(ratio * a, ratio.clamp(0.8, 1.28) * a).sum()) / e.step_tokens
+        want -= float(torch.minimum(ratio * a, ratio.clamp(0.8, 1.28) * a).sum()) / e.step.tokens
     assert float(loss.detach()) == pytest.approx(want, rel=1e-4)
     assert all(p.grad is not None for p in module.parameters())
 
@@ -360,17 +365,50 @@ def test_the_metrics_of_a_step_by_hand(tiny_policy, parity, fit, recorder):
     assert tokens == pytest.approx(float(lengths.sum()), rel=1e-4)
 
 
-@pytest.mark.parametrize("reward", [float("nan"), float("inf"), None])
-def test_a_reward_that_is_no_number_names_its_prompt(reward, tiny_policy, parity, fit):
+@pytest.mark.parametrize("reward", [float("inf"), "much", ZeroDivisionError("by zero")])
+def test_a_reward_that_cannot_be_had_names_its_prompt(reward, tiny_policy, parity, fit):
     bad = parity.prompts("train")[2]
     good = type(parity).reward
-    parity.reward = lambda p, text: reward if p == bad else good(parity, p, text)
-    module = make_module(tiny_policy, parity)
+
+    def judge(prompt, text):
+        if prompt == bad and isinstance(reward, Exception):
+            raise reward
+        return reward if prompt == bad else good(parity, prompt, text)
+
+    parity.reward = judge
     with pytest.raises(UserError) as error:
-        fit(module, make_data(parity), 5)
-    assert repr(bad.text) in str(error.value)
-    assert str(reward) in str(error.value)
-    assert "\n" not in str(error.value)
+        fit(make_module(tiny_policy, parity), make_data(parity), 5)
+    message = str(error.value)
+    assert repr(bad.text) in message
+    assert "judging '" in message
+    assert "grpo.on_reward_error=skip" in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("reward", "errors"), [(None, 0), (float("nan"), 0), (float("inf"), G), (KeyError("x"), G)]
+)
+def test_a_missing_reward_is_counted_and_moves_nothing(
+    reward, errors, tiny_policy, parity, fit, recorder
+):
+    bad, good = parity.prompts("train")[2], type(parity).reward
+
+    def judge(prompt, text):
+        if prompt == bad and isinstance(reward, Exception):
+            raise reward
+        return reward if prompt == bad else good(parity, prompt, text)
+
+    parity.reward = judge
+    skip = {} if errors == 0 else {"on_reward_error": "skip"}
+    module = make_module(tiny_policy, parity, Watched, **skip)
+    fit(module, make_data(parity, prompts_per_rollout=7), 1, logger=recorder)
+    (step,), (_, _, texts, rollout) = recorder.steps, module.rollouts[0]
+    here = torch.tensor([text == bad.text for text in texts]).repeat_interleave(G)
+    assert rollout.rewards_B.isnan().tolist() == here.tolist()
+    assert step["train/rewards_missing"] == G
+    assert step["train/reward_errors"] == errors
+    assert step["train/reward"] == pytest.approx(float(rollout.rewards_B[~here].mean()))
+    assert step["train/loss"] == step["train/loss"]
 
 
 def test_sampled_ids_are_trained_on_and_never_encoded_again(tmp_path, save_policy, parity, fit):
@@ -381,10 +419,11 @@ def test_sampled_ids_are_trained_on_and_never_encoded_again(tmp_path, save_polic
     assert policy.decode(torch.tensor([3, 4, 1])) == "12"
     parity.prompts = lambda split: [type(parity).prompts(parity, split)[0]] * 4
     module = make_module(policy, parity, Watched, temperature=3.0)
+    module.group_size = 16
     sampled = []
     generate = module.engine.generate
     module.engine.generate = lambda *a, **k: sampled.extend(generate(*a, **k)) or sampled
-    fit(module, make_data(parity, prompts_per_rollout=4, group_size=G), 1)
+    fit(module, make_data(parity, prompts_per_rollout=4, group_size=16), 1)
     (_, batch), *_ = module.seen
     changed = 0
     for row, completion in enumerate(sampled):
@@ -401,9 +440,10 @@ def test_sampled_ids_are_trained_on_and_never_encoded_again(tmp_path, save_polic
     ("wrong", "says"),
     [
         ({"group_size": 1}, "group_size must be at least 2, got 1"),
-        ({"clip_low": 1.0}, "clip_low must be in"),
-        ({"clip_high": -0.1}, "clip_high at least 0"),
-        ({"loss": "dappo"}, "did you mean dapo"),
+        ({"on_reward_error": "go on"}, "on_reward_error must be stop or skip"),
+        ({"loss": Distill()}, "loss distill needs a reference"),
+        ({"kl": KLPenalty(0.1)}, "kl_coef needs a reference"),
+        ({"overlong": Overlong(overlong_buffer=NEW + 1)}, "longer than rollout.max_new_tokens"),
     ],
 )
 def test_arguments_out_of_range(wrong, says, tiny_policy, parity):
@@ -478,7 +518,7 @@ class Module(GRPOModule):
         super().on_before_optimizer_step(optimizer)
         if self.trainer.is_global_zero:
             grads = {n: p.grad.clone() for n, p in self.model.named_parameters()}
-            metrics = {k: float(v) for k, v in self.trainer.logged_metrics.items()}
+            metrics = {k: float(v) for k, v in self.trainer.callback_metrics.items()}
             torch.save((grads, metrics), out)
 
 policy = Policy(folder)
@@ -507,7 +547,7 @@ def test_two_ranks_compute_the_gradient_of_one(tmp_path, tiny_policy, ragged):
         assert done.returncode == 0, done.stderr
         results.append(torch.load(out))
     (one, metrics), (two, same) = results
-    timed = ("step_time", "tokens_per_second")
+    timed = ("step_time", "tokens_per_second", "_s/gen", "_s/reward", "_s/update_actor")
     for name, grad in one.items():
         torch.testing.assert_close(two[name], grad, rtol=1e-4, atol=1e-6)
     assert any(grad.abs().max() > 1e-3 for grad in one.values())

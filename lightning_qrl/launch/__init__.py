@@ -9,13 +9,15 @@ import platform
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 import lightning as L
 import torch
 from lightning.pytorch.trainer.states import TrainerStatus
 
 import lightning_qrl
-from lightning_qrl.build import REJECTED, Run, build, make
+from lightning_qrl.arguments import REJECTED, make
+from lightning_qrl.build import Run, build
 from lightning_qrl.errors import UserError
 from lightning_qrl.launch.origin import Origin, check_origin, find_origin, same_run
 from lightning_qrl.launch.process import INTERRUPTED, TERMINATED, quiet, sigterm_exits, undisturbed
@@ -28,6 +30,14 @@ from lightning_qrl.reports.plan import plan_columns, plan_text
 from lightning_qrl.tracking import MLflowRun, Status, git_tags
 
 __all__ = ["Origin", "Outcome", "check", "find_origin", "launch", "rehearse"]
+
+
+@runtime_checkable
+class ChecksTrainer(Protocol):
+    """A callback that works with some trainers only."""
+
+    def check_trainer(self, trainer: L.Trainer) -> None:
+        """Raise UserError where it does not work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +104,9 @@ def check(
     if trainer.precision not in PRECISIONS:
         message = f"expected one of {', '.join(PRECISIONS)}, got {trainer.precision}"
         raise recipe.error("trainer.precision", message)
+    for callback in run.callbacks.values():
+        if isinstance(callback, ChecksTrainer):
+            callback.check_trainer(trainer)
     return run, plan, record, trainer
 
 

@@ -1,1 +1,1 @@
-"""Policy losses: one file each, one function named like the file (see `base.Loss`)."""
+"""Policy losses: one file each, one class named like the file (see `base.Loss`)."""

@@ -1,34 +1,105 @@
-"""What a policy loss is, and the importance ratio that all of them share."""
+"""What a policy loss is: a value for each token, and how the values of a step become one number.
 
-from typing import Protocol
+    loss(log-probabilities, experience) = reduce( per_token(log-probabilities, experience) )
 
+The two halves are apart so that whatever works on tokens (a penalty, a correction of the sampler's
+bias) is averaged just as the loss is. A loss is a frozen dataclass: its fields are its options.
+
+B completions, S predictions.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+import torch
 from torch import Tensor
 
 from lightning_qrl.experience import Experience
-from lightning_qrl.metrics import Metric
+from lightning_qrl.metrics import Metric, largest, mean, smallest
 
 
-class Loss(Protocol):
-    """A policy loss: a pure function of the policy's log-probabilities and a batch."""
+class Loss(ABC):
+    """A policy loss: a pure function of the policy's log-probabilities and a batch.
 
-    def __call__(
-        self, logprobs_BS: Tensor, experience: Experience, *, clip_low: float, clip_high: float
+    Attributes:
+        needs_reference: whether the batch must carry a reference policy's log-probabilities.
+    """
+
+    needs_reference: ClassVar[bool] = False
+
+    @abstractmethod
+    def per_token(
+        self, logprobs_BS: Tensor, experience: Experience
     ) -> tuple[Tensor, dict[str, Metric]]:
-        """The loss of one micro-batch and its metrics.
+        """Each token's value and gradient, anything outside the mask; metrics as under ``train/``.
 
         Args:
             logprobs_BS: float32 [B, S], log-probabilities under the policy that is trained.
             experience: the micro-batch.
-            clip_low: the importance ratio is clipped below 1 - clip_low.
-            clip_high: the importance ratio is clipped above 1 + clip_high.
+        """
+
+    @abstractmethod
+    def reduce(self, values_BS: Tensor, experience: Experience) -> Tensor:
+        """The micro-batch's share of the step's average of values for each token."""
+
+    def __call__(
+        self, logprobs_BS: Tensor, experience: Experience
+    ) -> tuple[Tensor, dict[str, Metric]]:
+        """The loss of one micro-batch and its metrics.
 
         Returns:
             The scalar whose sum over the micro-batches of an optimizer step is the loss of the
             step, and metrics named as under ``train/``.
         """
+        values_BS, metrics = self.per_token(logprobs_BS, experience)
+        return self.reduce(values_BS, experience), metrics
 
 
-def importance_ratio(logprobs_BS: Tensor, experience: Experience) -> Tensor:
-    """pi(token) / pi_sampler(token), float32 [B, S]; exactly 1 outside the mask."""
-    difference_BS = (logprobs_BS - experience.logprobs_BS).masked_fill(~experience.mask_BS, 0.0)
-    return difference_BS.exp()
+def log_ratio(logprobs_BS: Tensor, experience: Experience) -> Tensor:
+    """The log of pi(token) / pi_sampler(token), float32 [B, S]; exactly 0 outside the mask."""
+    return (logprobs_BS - experience.logprobs_BS).masked_fill(~experience.mask_BS, 0.0)
+
+
+def check_clip(clip_low: float, clip_high: float) -> None:
+    """Raise ValueError where [1 - clip_low, 1 + clip_high] is no interval around 1 above 0."""
+    if not (0 <= clip_low < 1 and 0 <= clip_high < math.inf):
+        raise ValueError(
+            "clip_low must be in [0, 1) and clip_high at least 0 and finite, "
+            f"got {clip_low} and {clip_high}"
+        )
+
+
+@torch.no_grad()
+def ratio_metrics(ratio: Tensor, used: Tensor, mask: Tensor) -> dict[str, Metric]:
+    """Importance ratios as they are, and as the loss weighs with them.
+
+    Args:
+        ratio: of each token or completion.
+        used: the same after clipping.
+        mask: bool, where there is one.
+    """
+    named = {"importance_ratio/": ratio[mask], "importance_ratio/clipped_": used[mask]}
+    metrics = {}
+    for name, values in named.items():
+        metrics[f"{name}min"] = smallest(values)
+        metrics[f"{name}mean"] = mean(values, torch.ones_like(values, dtype=torch.bool))
+        metrics[f"{name}max"] = largest(values)
+    return metrics
+
+
+@torch.no_grad()
+def clip_metrics(low: Tensor, high: Tensor, mask: Tensor) -> dict[str, Metric]:
+    """Shares whose gradient a clip removed: below for A < 0, above for A > 0 (TRL's names).
+
+    The minimum and maximum are over micro-batches.
+    """
+    low_mean, high_mean = mean(low, mask), mean(high, mask)
+    some = float(mask.any())
+    return {
+        "clip_ratio/low_mean": low_mean,
+        "clip_ratio/low_min": Metric("min", low_mean.value(), some),
+        "clip_ratio/high_mean": high_mean,
+        "clip_ratio/high_max": Metric("max", high_mean.value(), some),
+        "clip_ratio/region_mean": mean(low | high, mask),
+    }

@@ -13,9 +13,11 @@ class RolloutEngine(Protocol):
 
     Attributes:
         temperature: divides the logits before sampling; the trainer divides its logits by it too.
+        max_new_tokens: length limit of a completion, the end-of-sequence token included.
     """
 
     temperature: float
+    max_new_tokens: int
 
     def sync(self, model: nn.Module, version: int) -> None:
         """Take over the weights of ``model``; from now on tokens are stamped with ``version``."""

@@ -4,24 +4,31 @@ Sampler and trainer share their weights and their quantized layers, so what the 
 differs from what the trainer computes only by the order of floating-point sums (a key-value cache
 and one token at a time, against the whole sequence at once).
 
-Prompts are left-padded and run once; their key-value cache is then repeated for the samples of each
-prompt. Log-probabilities are taken in FP32 from the distribution that is sampled (logits divided by
-the temperature, nothing truncated). Sampling stops as soon as every completion has ended.
+Each distinct sequence is computed once. The completions of a prompt begin as one row of the
+key-value cache, part where their tokens part, and leave it where they end: at every step a row goes
+through the policy for each distinct (row, token) that some completion is at. Prompts are
+left-padded. Log-probabilities are taken in FP32 from the distribution that is sampled: logits
+divided by the temperature, then truncated, if at all (see `_truncation`).
 
-N = prompts x samples sequences, P prompt tokens, T new tokens, V vocabulary.
+N = prompts x samples completions, D distinct sequences, P prompt tokens, T new tokens,
+V vocabulary, A completions that have not ended.
 """
 
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import DynamicCache
+from torch.nn.utils.rnn import pad_sequence
+from transformers import DynamicCache, PreTrainedModel
 
 from lightning_qrl.errors import UserError
 from lightning_qrl.experience import Completion
+from lightning_qrl.rollouts._draw import draw
+from lightning_qrl.rollouts._truncation import Truncation, kept_ids
 
 
 class Embedded:
@@ -31,6 +38,9 @@ class Embedded:
         eos_id: token id that ends a completion.
         pad_id: token id that fills the padding.
         temperature: divides the logits; greater than 0.
+        top_p: keep the likeliest tokens that together reach this probability; 1 keeps all.
+        top_k: keep so many of the likeliest tokens; 0 keeps all.
+        min_p: keep the tokens at least so many times as likely as the likeliest; 0 keeps all.
         max_new_tokens: length limit of a completion, the end-of-sequence token included.
         max_staleness: versions that a rollout may lag behind when its first update begins. This
             engine samples and trains in turn, so 0 is what it does and all that it takes.
@@ -45,6 +55,9 @@ class Embedded:
         eos_id: int,
         pad_id: int,
         temperature: float = 1.0,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        min_p: float = 0.0,
         max_new_tokens: int = 8,
         max_staleness: int = 0,
     ) -> None:
@@ -60,13 +73,14 @@ class Embedded:
         self.eos_id = eos_id
         self.pad_id = pad_id
         self.temperature = temperature
+        self.truncation = Truncation(top_p=top_p, top_k=top_k, min_p=min_p)
         self.max_new_tokens = max_new_tokens
-        self._model: nn.Module | None = None
+        self._model: PreTrainedModel | None = None
         self._version = 0
 
     def sync(self, model: nn.Module, version: int) -> None:
         """Sample from ``model`` itself; stamp tokens with ``version``."""
-        self._model, self._version = model, version
+        self._model, self._version = cast(PreTrainedModel, model), version
 
     @torch.no_grad()
     def generate(
@@ -74,59 +88,63 @@ class Embedded:
     ) -> list[Completion]:
         """Sample ``samples`` completions of each prompt (see `RolloutEngine.generate`)."""
         assert self._model is not None, "sync() comes before generate()"
+        generator = torch.Generator().manual_seed(seed)
+        drafts = _Drafts(len(prompts) * samples)
         with evaluating(self._model):
-            tokens_NT, logprobs_NT = self._sample(self._model, prompts, samples, seed)
-        rows = zip(_repeat(prompts, samples), tokens_NT.cpu(), logprobs_NT.cpu(), strict=True)
-        return [self._completion(prompt, tokens, logprobs) for prompt, tokens, logprobs in rows]
+            self._sample(self._model, prompts, drafts, generator)
+        return drafts.completions(prompts, self._version, self.eos_id)
 
     def _sample(
-        self, model: nn.Module, prompts: Sequence[Sequence[int]], samples: int, seed: int
-    ) -> tuple[Tensor, Tensor]:
+        self,
+        model: PreTrainedModel,
+        prompts: Sequence[Sequence[int]],
+        drafts: "_Drafts",
+        generator: torch.Generator,
+    ) -> None:
         device = next(model.parameters()).device
-        generator = torch.Generator(device).manual_seed(seed)
-        ids_BP, mask_BP = self._left_padded(prompts, device)
-        cache = DynamicCache()
-        logits_BV = self._next_logits(model, ids_BP, mask_BP, cache)
-        cache.batch_repeat_interleave(samples)
-        logits_NV = logits_BV.repeat_interleave(samples, dim=0)
-        mask_NT = mask_BP.repeat_interleave(samples, dim=0)
-        done_N = torch.zeros(len(logits_NV), dtype=torch.bool, device=device)
-        tokens: list[Tensor] = []
-        logprobs: list[Tensor] = []
-        while True:
-            token_N, logprob_N = self._draw(logits_NV, generator)
-            tokens.append(token_N.masked_fill(done_N, self.pad_id))
-            logprobs.append(logprob_N)
-            done_N = done_N | (token_N == self.eos_id)
-            if done_N.all() or len(tokens) == self.max_new_tokens:
-                return torch.stack(tokens, dim=1), torch.stack(logprobs, dim=1)
-            mask_NT = F.pad(mask_NT, (0, 1), value=1)
-            logits_NV = self._next_logits(model, tokens[-1][:, None], mask_NT, cache)
+        ids_DP, mask_DP = self._left_padded(prompts, device)
+        cache = DynamicCache(config=model.config)
+        active_A = torch.arange(len(drafts), device=device)
+        row_A = active_A // (len(drafts) // len(prompts))  # where each of them is computed
+        for t in range(self.max_new_tokens):
+            scores_DV = self._scores(model, ids_DP, mask_DP, cache)
+            logprobs_DV = F.log_softmax(scores_DV, dim=-1)
+            uniform_N = torch.rand(len(drafts), dtype=torch.float64, generator=generator)
+            token_A = draw(logprobs_DV, row_A, uniform_N.to(device)[active_A])
+            drafts.add(active_A, token_A, logprobs_DV[row_A, token_A])
+            if self.truncation:
+                drafts.keep(active_A, row_A, kept_ids(scores_DV))
+            going = token_A != self.eos_id
+            active_A = active_A[going]
+            if t + 1 == self.max_new_tokens or not len(active_A):
+                return
+            vocabulary = scores_DV.shape[-1]
+            pairs_A = row_A[going] * vocabulary + token_A[going]
+            pairs_D, row_A = torch.unique(pairs_A, return_inverse=True)
+            parent_D, ids_DP = pairs_D // vocabulary, (pairs_D % vocabulary)[:, None]
+            if not torch.equal(parent_D, torch.arange(len(mask_DP), device=device)):
+                cache.reorder_cache(parent_D)
+            mask_DP = F.pad(mask_DP[parent_D], (0, 1), value=1)
 
-    def _draw(self, logits_NV: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        if not logits_NV.isfinite().all():
+    def _scores(
+        self, model: PreTrainedModel, ids_DP: Tensor, mask_DP: Tensor, cache: DynamicCache
+    ) -> Tensor:
+        """What the next token is sampled from: logits by the temperature, truncated; float32."""
+        positions_DP = (mask_DP.cumsum(dim=-1) - 1).clamp_min(0)[:, -ids_DP.shape[1] :]
+        logits_DV: Tensor = model(
+            input_ids=ids_DP,
+            attention_mask=mask_DP,
+            position_ids=positions_DP,
+            cache=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        ).logits[:, -1]
+        if not logits_DV.isfinite().all():
             raise UserError(
                 f"the policy's logits are not finite after {self._version} optimizer steps: "
                 "training has diverged; lower optimizer.lr"
             )
-        logprobs_NV = F.log_softmax(logits_NV.float() / self.temperature, dim=-1)
-        token_N1 = torch.multinomial(logprobs_NV.exp(), 1, generator=generator)
-        return token_N1[:, 0], logprobs_NV.gather(-1, token_N1)[:, 0]
-
-    def _next_logits(
-        self, model: nn.Module, ids: Tensor, mask: Tensor, cache: DynamicCache
-    ) -> Tensor:
-        positions = (mask.cumsum(dim=-1) - 1).clamp_min(0)[:, -ids.shape[1] :]
-        output = model(
-            input_ids=ids,
-            attention_mask=mask,
-            position_ids=positions,
-            cache=cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
-        logits: Tensor = output.logits[:, -1]
-        return logits
+        return self.truncation(logits_DV.float() / self.temperature)
 
     def _left_padded(
         self, prompts: Sequence[Sequence[int]], device: torch.device
@@ -136,22 +154,51 @@ class Embedded:
         mask = [[0] * (width - len(p)) + [1] * len(p) for p in prompts]
         return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
 
-    def _completion(
-        self, prompt: Sequence[int], tokens_T: Tensor, logprobs_T: Tensor
-    ) -> Completion:
-        ends = (tokens_T == self.eos_id).nonzero()
-        length = int(ends[0]) + 1 if len(ends) else len(tokens_T)
-        return Completion(
-            prompt_ids=tuple(prompt),
-            token_ids_N=tokens_T[:length],
-            logprobs_N=logprobs_T[:length],
-            versions_N=torch.full((length,), self._version),
-            truncated=not len(ends),
-        )
 
+class _Drafts:
+    """Completions while they are sampled."""
 
-def _repeat(prompts: Sequence[Sequence[int]], samples: int) -> Iterator[Sequence[int]]:
-    return (prompt for prompt in prompts for _ in range(samples))
+    def __init__(self, number: int) -> None:
+        self._steps: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._kept: list[list[Tensor]] = [[] for _ in range(number)]
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def add(self, active_A: Tensor, token_A: Tensor, logprob_A: Tensor) -> None:
+        """The next token of the completions ``active_A``."""
+        self._steps.append((active_A.cpu(), token_A.cpu(), logprob_A.cpu()))
+
+    def keep(self, active_A: Tensor, row_A: Tensor, kept_D: list[Tensor]) -> None:
+        """The ids that each of these tokens was chosen from: those of its row."""
+        for n, row in zip(active_A.tolist(), row_A.tolist(), strict=True):
+            self._kept[n].append(kept_D[row])
+
+    def completions(
+        self, prompts: Sequence[Sequence[int]], version: int, eos_id: int
+    ) -> list[Completion]:
+        """All of them, those of one prompt side by side."""
+        shape = len(self), len(self._steps)
+        tokens_NT, logprobs_NT = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape)
+        lengths_N = torch.zeros(len(self), dtype=torch.int64)
+        for t, (active_A, token_A, logprob_A) in enumerate(self._steps):
+            tokens_NT[active_A, t] = token_A
+            logprobs_NT[active_A, t] = logprob_A
+            lengths_N[active_A] = t + 1
+        truncated = (tokens_NT.gather(1, lengths_N[:, None] - 1)[:, 0] != eos_id).tolist()
+        versions_T = torch.full((len(self._steps),), version)
+        samples = len(self) // len(prompts)
+        return [
+            Completion(
+                prompt_ids=tuple(prompts[n // samples]),
+                token_ids_N=tokens_NT[n, :length],
+                logprobs_N=logprobs_NT[n, :length],
+                versions_N=versions_T[:length],
+                truncated=truncated[n],
+                kept_NK=pad_sequence(kept, batch_first=True, padding_value=-1) if kept else None,
+            )
+            for n, (length, kept) in enumerate(zip(lengths_N.tolist(), self._kept, strict=True))
+        ]
 
 
 @contextmanager

@@ -6,7 +6,18 @@ import math
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    Lfm2Config,
+    Lfm2ForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from lightning_qrl.experience import make_experience
 from lightning_qrl.logprobs import token_logprobs
@@ -56,7 +67,52 @@ def gpt2(vocab=9):
     return GPT2LMHeadModel(config)
 
 
-MODELS = {"qwen3": qwen3, "gpt2": gpt2}
+SIZES = {
+    "vocab_size": 9,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "initializer_range": 0.4,
+    "bos_token_id": None,
+    "eos_token_id": EOS,
+    "pad_token_id": PAD,
+}
+
+
+def sliding():
+    """A window shorter than the prompts."""
+    torch.manual_seed(0)
+    return MistralForCausalLM(MistralConfig(**SIZES, sliding_window=3))
+
+
+def experts():
+    torch.manual_seed(0)
+    own = {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "initializer_range": 0.3,
+    }
+    model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**SIZES | own))
+    model.set_experts_implementation("eager")  # the one that runs in float64
+    return model
+
+
+def convolution():
+    """A cache that is more than keys and values."""
+    torch.manual_seed(0)
+    return Lfm2ForCausalLM(Lfm2Config(**SIZES, layer_types=["conv", "full_attention"]))
+
+
+MODELS = {
+    "qwen3": qwen3,
+    "gpt2": gpt2,
+    "sliding": sliding,
+    "experts": experts,
+    "convolution": convolution,
+}
 every_model = pytest.mark.parametrize("make", MODELS.values(), ids=MODELS.keys())
 
 
@@ -79,7 +135,7 @@ def alone(model, prompt, tokens, temperature):
 def test_log_probabilities_are_those_of_each_sequence_alone(make, temperature):
     model = make().eval()
     exact = copy.deepcopy(model).double()
-    completions = generate(model, temperature=temperature)
+    completions = generate(model, samples=8, temperature=temperature)
     assert len({len(c.token_ids_N) for c in completions}) > 2
     for c in completions:
         want = alone(exact, c.prompt_ids, c.token_ids_N.tolist(), temperature)
@@ -155,7 +211,7 @@ def test_the_end_token_is_trained_on_even_where_it_is_also_the_padding():
     ended = sum(not c.truncated for c in completions)
     assert ended > 0
     assert int((trained == EOS).sum()) == ended
-    assert e.step_tokens == sum(len(c.token_ids_N) for c in completions)
+    assert e.step.tokens == sum(len(c.token_ids_N) for c in completions)
 
 
 @every_model
@@ -163,6 +219,35 @@ def test_the_padding_token_does_not_matter(make):
     for a, b in zip(generate(make()), generate(make(), pad_id=EOS), strict=True):
         assert torch.equal(a.token_ids_N, b.token_ids_N)
         torch.testing.assert_close(a.logprobs_N, b.logprobs_N, rtol=0, atol=1e-6)
+
+
+@every_model
+def test_what_a_completion_draws_depends_on_no_other_one_having_ended(make):
+    whole = generate(make(), samples=20, eos_id=-1)
+    assert all(c.truncated for c in whole)
+    ended = 0
+    for a, b in zip(whole, generate(make(), samples=20), strict=True):
+        n = len(b.token_ids_N)
+        assert torch.equal(a.token_ids_N[:n], b.token_ids_N)
+        torch.testing.assert_close(a.logprobs_N[:n], b.logprobs_N, rtol=0, atol=1e-5)
+        ended += n < len(a.token_ids_N)
+    assert 0 < ended < len(whole)
+
+
+@every_model
+def test_each_distinct_sequence_is_computed_once(make):
+    model = make()
+    rows = []
+    model.register_forward_pre_hook(
+        lambda _, __, given: rows.append(len(given["input_ids"])), with_kwargs=True
+    )
+    completions = generate(model, samples=40)
+    begun = [
+        {(c.prompt_ids, *c.token_ids_N[:t].tolist()) for c in completions if len(c.token_ids_N) > t}
+        for t in range(6)
+    ]
+    assert rows == [len(sequences) for sequences in begun if sequences]
+    assert rows[0] == len(RAGGED) < rows[1] < 40 * len(RAGGED)
 
 
 def test_sampling_stops_when_all_are_done():
