@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lightning_qrl.advantages import AdvantageEstimator
-from lightning_qrl.arguments import make, parameters
+from lightning_qrl.arguments import check_arguments, make, parameters
 from lightning_qrl.data import RolloutData
 from lightning_qrl.errors import UserError
 from lightning_qrl.grpo import GRPOModule
@@ -75,15 +75,16 @@ def _make_loss(recipe: Recipe, given: dict[str, Any]) -> Loss:
         target = load_plugin(LOSSES, name)
     except ValueError as error:
         raise recipe.error("grpo.loss", str(error)) from None
-    own = parameters(target)
+    check_arguments(recipe, "grpo.loss", options, target)
+    own, clip = parameters(target), {}
     for key in CLIP:
         value = given.pop(key, None)
         if value is not None and key not in own:
             takes = f"takes {', '.join(own)}" if own else "takes none"
             raise recipe.error(f"grpo.{key}", f"loss {name} has no such option; it {takes}")
         if value is not None:
-            options[key] = value
-    loss: Loss = make(recipe, "grpo.loss", target, options)
+            clip[key] = value
+    loss: Loss = make(recipe, "grpo" if clip else "grpo.loss", target, options | clip)
     return loss
 
 
@@ -102,10 +103,9 @@ def _make_reference(
         )  # fmt: skip
     if not isinstance(source, str | None):
         raise recipe.error("grpo.reference", f"expected the name of a policy, got {source!r}")
-    reference = Reference(
-        Policy(source or policy.name), shared_prefix=given.get("shared_prefix", True)
-    )
     try:
+        named = Policy(policy.name if source is None else source)
+        reference = Reference(named, shared_prefix=given.get("shared_prefix", True))
         reference.check_tokens(policy)
     except UserError as error:
         raise recipe.error("grpo.reference", str(error)) from None

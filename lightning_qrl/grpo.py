@@ -191,7 +191,8 @@ class GRPOModule(PolicyModule):
 
     @override
     def training_step(self, experience: Experience, batch_idx: int) -> Tensor:
-        logprobs_BS, entropy_BS = self.scorer(experience, self.engine.temperature)
+        with self.plan.holding():
+            logprobs_BS, entropy_BS = self.scorer(experience, self.engine.temperature)
         loss, metrics = self.loss(logprobs_BS, experience)
         mask_BS = experience.mask_BS
         if experience.reference_BS is not None:

@@ -158,7 +158,7 @@ def quantized_linear(
         weight_OI: a parameter, or a part of one, in any floating-point dtype.
         precision: what it computes in.
         switch: the model's.
-        key: names the weight; while sampling, its quantized self is kept under it.
+        key: names the weight; its quantized self is kept under it while the weights stand still.
         multiply: how two operands are multiplied.
 
     Returns:
@@ -175,8 +175,8 @@ def quantized_linear(
 def _weight_operand(
     weight_OI: Tensor, format: Format | None, switch: SideSwitch, key: Hashable
 ) -> Operand:
-    """The weight, quantized anew in training and once while the sampler runs."""
-    if switch.current == "train":
+    """The weight, quantized anew, or once as long as the weights stand still."""
+    if not switch.holds:
         return quantize(format, weight_OI, switch.generator(weight_OI))
     if key not in switch.weights:
         switch.weights[key] = quantize(format, weight_OI, switch.generator(weight_OI))

@@ -142,9 +142,20 @@ class PrecisionPlan:
         assert self._switch.current == "train", "sampling within sampling"
         self._switch.current = "rollout"
         try:
-            yield
+            with self.holding():
+                yield
         finally:
             self._switch.current = "train"
+
+    @contextmanager
+    def holding(self) -> Iterator[None]:
+        """Quantize each weight once; the weights must stand still meanwhile."""
+        assert not self._switch.holds, "holding within holding"
+        self._switch.holds = True
+        try:
+            yield
+        finally:
+            self._switch.holds = False
             self._switch.weights.clear()
 
 

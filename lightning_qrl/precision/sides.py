@@ -17,16 +17,18 @@ SIDES: tuple[Side, ...] = get_args(Side)
 class SideSwitch:
     """What the layers of one model share: the side they are on, and the noise of their rounding.
 
-    While the sampler runs, the weights stand still, so each is quantized once: `weights` keeps the
-    quantized weights until the sampler is done.
+    While the sampler runs, or one batch is scored, the weights stand still, so each is quantized
+    once: `weights` keeps the quantized weights until then.
 
     Attributes:
         current: the side.
-        weights: by what names the weight, while sampling.
+        holds: whether the weights stand still.
+        weights: by what names the weight, while they do.
         seed: of stochastic rounding; whoever needs a draw again sets it again.
     """
 
     current: Side = "train"
+    holds: bool = False
     weights: dict[Hashable, Operand] = field(default_factory=dict)
     seed: int = 0
     _generators: dict[torch.device, torch.Generator] = field(default_factory=dict)

@@ -260,8 +260,8 @@ class Counted(NVFP4):
 
 
 @each_path
-def test_sampling_quantizes_each_experts_weight_once(path):
-    switch = SideSwitch("rollout")
+def test_while_weights_stand_still_each_experts_is_quantized_once(path):
+    switch = SideSwitch(holds=True)
     experts = make(qwen2_moe_experts, path)
     quantize(experts, LinearPrecision(Counted(), None), switch)
     hidden_NH, chosen_NK, share_NK, _ = inputs()
@@ -271,7 +271,7 @@ def test_sampling_quantizes_each_experts_weight_once(path):
         assert sorted(Counted.calls) == [(H, F)] * (E - 1) + [(2 * F, H)] * (E - 1)
         assert experts(hidden_NH, chosen_NK, share_NK).equal(first_NH)
         assert len(Counted.calls) == 2 * (E - 1)
-        switch.current = "train"
+        switch.holds = False
         assert experts(hidden_NH, chosen_NK, share_NK).equal(first_NH)
     assert len(Counted.calls) == 4 * (E - 1)
 

@@ -90,18 +90,18 @@ class Counted(NVFP4):
         return NVFP4.operand(self, x, generator)
 
 
-def test_while_sampling_each_weight_is_quantized_once():
+def test_while_weights_stand_still_each_is_quantized_once():
     layer = make_layer(Counted(), None)
     x, _ = make_inputs()
     Counted.calls.clear()
     with torch.no_grad():
-        layer.switch.current = "rollout"
+        layer.switch.holds = True
         first = [layer(x) for _ in range(3)]
         assert Counted.calls == [(O, I)]
         with torch.autocast("cpu", torch.bfloat16):
             assert layer(x).dtype == torch.bfloat16
         assert layer(x).equal(first[0])
-        layer.switch.current = "train"
+        layer.switch.holds = False
         Counted.calls.clear()
         layer(x)
         layer(x)
