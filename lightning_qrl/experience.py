@@ -218,8 +218,8 @@ def split_for_updates(
 
 def world_total(counts: Sequence[int], world_size: int) -> list[int]:
     """The sum of each count over all ranks."""
-    total = torch.tensor(counts)
-    if world_size > 1:
-        torch.distributed.all_reduce(total)
-    totals: list[int] = total.tolist()
-    return totals
+    if world_size == 1:
+        return list(counts)
+    gathered: list[Sequence[int]] = [()] * world_size
+    torch.distributed.all_gather_object(gathered, counts)  # whatever device the backend is for
+    return [sum(each) for each in zip(*gathered, strict=True)]

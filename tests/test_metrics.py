@@ -1,9 +1,12 @@
 """Metrics merge as if all micro-batches had been one."""
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from lightning_qrl.metrics import Metric, Tally, largest, mean, smallest
+from lightning_qrl.metrics import Metric, Tally, deviation, largest, mean, smallest
 
 
 def test_a_mean_is_over_all_elements_not_over_the_parts():
@@ -45,3 +48,48 @@ def test_sums_add_and_a_flush_starts_anew():
     assert tally.flush() == {"n": 2.0, "other": -1.0}
     tally.add({"n": Metric("sum", 5.0)})
     assert tally.flush() == {"n": 5.0}
+
+
+# ---- deviations ----------------------------------------------------------------------------------
+
+
+def merged(values, cuts):
+    """The deviation of values that were seen in parts, of which some may be empty."""
+    tally = Tally()
+    for part in torch.tensor(values).tensor_split(sorted(cuts)):
+        tally.add({"std": deviation(part, torch.ones_like(part, dtype=torch.bool))})
+    return tally.flush()["std"]
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_a_deviation_is_over_all_values_however_they_are_split(data):
+    reward = st.floats(-1000, 1000, width=32)
+    values = data.draw(st.lists(reward, min_size=2, max_size=12))
+    cuts = data.draw(st.lists(st.integers(0, len(values)), max_size=4))
+    want = np.std(np.array(values), ddof=1)
+    assert merged(values, cuts) == pytest.approx(want, rel=1e-9, abs=1e-9)
+
+
+def test_a_large_offset_costs_a_deviation_no_digits():
+    g = torch.Generator().manual_seed(0)
+    values = (1e6 + torch.randint(0, 2, (100,), generator=g)).tolist()
+    assert merged(values, [1, 30, 31]) == pytest.approx(np.std(values, ddof=1), rel=1e-9)
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1, -1 / 3, 1e6])
+@pytest.mark.parametrize("cuts", [[], [3], [0, 1, 1, 5]])
+def test_equal_values_deviate_by_exactly_nothing(value, cuts):
+    assert merged([value] * 7, cuts) == 0.0
+
+
+@pytest.mark.parametrize("values", [[], [3.0]])
+def test_a_deviation_of_less_than_two_values_is_zero(values):
+    assert merged(values, [0]) == 0.0
+
+
+def test_a_deviation_of_masked_values():
+    values = torch.tensor([1.0, float("nan"), 3.0])
+    metric = deviation(values, values.isfinite())
+    assert metric.value() == pytest.approx(2**0.5)
+    assert (metric.total, metric.weight, metric.squares) == (4.0, 2.0, 2.0)

@@ -56,9 +56,17 @@ class Loss(ABC):
         return self.reduce(values_BS, experience), metrics
 
 
+LIMIT = 20.0  # of a log-ratio, as in verl: e^20 is far beyond any clip, and its square is finite
+
+
 def log_ratio(logprobs_BS: Tensor, experience: Experience) -> Tensor:
-    """The log of pi(token) / pi_sampler(token), float32 [B, S]; exactly 0 outside the mask."""
-    return (logprobs_BS - experience.logprobs_BS).masked_fill(~experience.mask_BS, 0.0)
+    """The log of pi(token) / pi_sampler(token), within +-`LIMIT`; exactly 0 outside the mask.
+
+    Returns:
+        float32 [B, S].
+    """
+    ratio_BS = (logprobs_BS - experience.logprobs_BS).masked_fill(~experience.mask_BS, 0.0)
+    return ratio_BS.clamp(-LIMIT, LIMIT)
 
 
 def check_clip(clip_low: float, clip_high: float) -> None:

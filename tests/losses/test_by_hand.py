@@ -17,6 +17,7 @@ from lightning_qrl.losses.gspo_token import GspoToken
 from lightning_qrl.losses.reinforce import Reinforce
 from lightning_qrl.losses.sapo import Sapo
 from lightning_qrl.metrics import Tally
+from lightning_qrl.plugins import load_plugin, plugin_names
 
 CLIPPED = [Grpo, Bnpo, DrGrpo, Dapo, Gspo, GspoToken]
 
@@ -198,6 +199,11 @@ def test_clip_shares_and_ratios_by_hand(batch_of):
     assert tallied(Dapo(), RATIOS, ADVANTAGES, batch_of) == pytest.approx(want)
 
 
+def test_a_micro_batch_without_a_token_lowers_no_minimum(batch_of):
+    got = tallied(Dapo(), [[0.5, 1.0], [0.5]], [-1.0, -1.0], batch_of)
+    assert got["clip_ratio/low_min"] == got["importance_ratio/min"] == 0.5
+
+
 def test_gspo_counts_completions(batch_of):
     got = tallied(Gspo(), [[2.0, 2.0, 2.0], [4.0, 0.25], [0.5]], [1.0, 1.0, 1.0], batch_of)
     want = {
@@ -256,3 +262,11 @@ def test_an_option_that_is_not_above_zero_and_finite(loss, name, value):
 def test_cispo_refuses_a_cap_below_one_or_without_bound(value):
     with pytest.raises(ValueError, match=f"^clip_high must be at least 0 and finite, got {value}"):
         Cispo(clip_high=value)
+
+
+@pytest.mark.parametrize("name", plugin_names("lightning_qrl.losses"))
+def test_a_token_that_the_sampler_hardly_could_choose_gives_finite_numbers(name, off_policy):
+    logprobs, e = off_policy(0, 0.5, 8)
+    far = replace(e, logprobs_BS=e.logprobs_BS - 200.0, advantages_B=e.advantages_B * 0)
+    value, _ = load_plugin("lightning_qrl.losses", name)()(logprobs, far)
+    assert torch.isfinite(value)

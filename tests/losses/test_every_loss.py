@@ -65,6 +65,15 @@ def test_what_is_masked_changes_nothing_and_gets_exactly_no_gradient(name, off_p
 
 
 @every_loss
+def test_the_average_weighs_the_tokens_of_the_mask_alone(name, off_policy):
+    _, e = off_policy(0)
+    values_BS = torch.zeros(e.mask_BS.shape, requires_grad=True)
+    load(name).reduce(values_BS, e).backward()
+    assert (values_BS.grad[e.mask_BS] > 0).all()
+    assert not values_BS.grad[~e.mask_BS].any()
+
+
+@every_loss
 def test_masked_truncated_completions_are_in_neither_numerator_nor_denominator(name, off_policy):
     loss = load(name)
     logprobs, e = off_policy(1)

@@ -61,9 +61,13 @@ def two_ranks(off_policy, tmp_path_factory):
         subprocess.Popen([sys.executable, *files, str(rank)], env=environment, stderr=-1, text=True)
         for rank in range(2)
     ]
-    for rank in ranks:
-        _, errors = rank.communicate(timeout=120)
-        assert rank.returncode == 0, errors
+    try:
+        for rank in ranks:
+            _, errors = rank.communicate(timeout=120)
+            assert rank.returncode == 0, errors
+    finally:  # one that waits for another that failed
+        for rank in ranks:
+            rank.kill()
     return torch.load(folder / "out.pt")
 
 
