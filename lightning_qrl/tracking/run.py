@@ -9,8 +9,6 @@ already there, and what is not newer than the last recorded step of a metric is 
 """
 
 import json
-import logging
-import os
 import re
 import tempfile
 import time
@@ -23,16 +21,16 @@ from lightning.pytorch.utilities import rank_zero_only
 from typing_extensions import override
 
 from lightning_qrl.errors import UserError
-from lightning_qrl.tracking.reach import (
-    alone,
-    check_answers,
-    check_writable,
-    one_line,
-    sqlite_file,
+from lightning_qrl.tracking.client import (
+    connect,
+    connect_to_read,
+    find_run,
+    search,
+    tracking_uri,
 )
+from lightning_qrl.tracking.reach import check_writable, one_line, sqlite_file
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
-DEFAULT_URI = "sqlite:///mlflow.db"
 PARAM_LIMIT = 6000  # characters of a value that MLflow stores
 KEY_LIMIT = 250  # characters of a name
 PER_BATCH = 100  # parameters that MLflow takes at once
@@ -62,7 +60,7 @@ class MLflowRun(Logger):
         super().__init__()
         if not experiment.strip() or not run_name.strip():
             raise ValueError("experiment and run_name must not be empty")
-        self.uri = uri or os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_URI
+        self.uri = tracking_uri(uri)
         self.experiment_name = experiment
         self.run_name = run_name
         self.root = Path(folder).absolute()
@@ -75,7 +73,7 @@ class MLflowRun(Logger):
     def start(self, params: Mapping[str, Any], tags: Mapping[str, str]) -> None:
         """Create the run and its folder, with parameters and tags."""
         check_writable(self.root, "set tracking.folder")
-        self._connect()
+        self._client = self._client or connect(self.uri)
         with one_line(self.uri):
             experiment = self._client.get_experiment_by_name(self.experiment_name)
             experiment_id = (
@@ -98,9 +96,9 @@ class MLflowRun(Logger):
         file = sqlite_file(self.uri)
         if file is not None and not file.exists():
             return False
-        self._connect()
+        self._client = self._client or connect(self.uri)
         with one_line(self.uri):
-            if not self._search(f"attributes.run_id = '{run_id}'"):
+            if not search(self._client, f"attributes.run_id = '{run_id}'"):
                 return False
             run = self._client.get_run(run_id)
             folder = Path(run.data.tags["qrl.folder"])
@@ -119,43 +117,11 @@ class MLflowRun(Logger):
         Raises:
             UserError: there is no such run, or it is none of ours.
         """
-        file = sqlite_file(self.uri)
-        if file is not None and not file.exists():
-            raise UserError(f"no run {run}: there is no {file}; set MLFLOW_TRACKING_URI")
-        self._connect()
-        name = run.replace("'", "")
-        for query in (
-            f"attributes.run_id = '{name}'",
-            f"attributes.run_name = '{name}'",
-            f"tags.`qrl.folder` LIKE '%/{name}'",
-        ):
-            with one_line(self.uri):
-                for found in self._search(query):
-                    folder = found.data.tags.get("qrl.folder")
-                    if folder is None:
-                        raise UserError(f"run {run} was not made by qrl: it has no tag qrl.folder")
-                    return Path(folder)
-        raise UserError(f"no run {run} at {self.uri}")
-
-    def _search(self, query: str) -> Sequence[Any]:
-        """The newest run that a query finds, if any."""
-        experiments = [e.experiment_id for e in self._client.search_experiments()]
-        found: Sequence[Any] = self._client.search_runs(experiments, query, max_results=1)
-        return found
-
-    def _connect(self) -> None:
-        if self._client is not None:
-            return
-        check_answers(self.uri)
-        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-        os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
-        for noisy in ("alembic", "mlflow.store.db.utils", "mlflow.tracking"):
-            logging.getLogger(noisy).setLevel(logging.ERROR)
-        with one_line(self.uri), alone(sqlite_file(self.uri)):
-            from mlflow import MlflowClient  # takes seconds
-
-            self._client = MlflowClient(tracking_uri=self.uri)
-            self._client.search_experiments(max_results=1)
+        self._client = self._client or connect_to_read(self.uri, run)
+        folder = find_run(self._client, self.uri, run).data.tags.get("qrl.folder")
+        if folder is None:
+            raise UserError(f"run {run} was not made by qrl: it has no tag qrl.folder")
+        return Path(folder)
 
     def _make_folder(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
