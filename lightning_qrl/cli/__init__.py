@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from lightning_qrl.cli import fit, inspect, plan, recipes, sensitivity
+from lightning_qrl.cli import doctor, fit, inspect, plan, recipes, sensitivity
 from lightning_qrl.errors import UserError
 
 app = typer.Typer(
@@ -19,6 +19,7 @@ app.command("fit")(fit.fit)
 app.command("plan")(plan.plan)
 app.command("inspect")(inspect.inspect)
 app.command("sensitivity")(sensitivity.sensitivity)
+app.command("doctor")(doctor.doctor)
 app.add_typer(recipes.app, name="recipes")
 
 
