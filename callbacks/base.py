@@ -1,7 +1,8 @@
-"""What a precision callback is: it declares rules, and the module commits them."""
+"""What callbacks share: precision callbacks declare rules, others act after optimizer steps."""
 
 import re
 from abc import ABC, abstractmethod
+from typing import Any
 
 import lightning as L
 from typing_extensions import override
@@ -27,9 +28,67 @@ class PrecisionCallback(L.Callback, ABC):
 
     @override
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        if not isinstance(pl_module, PolicyModule):
-            raise UserError(f"{self.handle}: needs a PolicyModule, got {type(pl_module).__name__}")
-        self.declare(pl_module.plan)
+        self.declare(policy_module(pl_module, self).plan)
+
+
+class StepCallback(L.Callback, ABC):
+    """Acts after optimizer steps, where Lightning's hook comes after every micro-batch.
+
+    Args:
+        every_n_steps: optimizer steps between two that are `due`.
+
+    Raises:
+        ValueError: it is less than 1.
+    """
+
+    def __init__(self, every_n_steps: int) -> None:
+        check_at_least_1(every_n_steps=every_n_steps)
+        self.every_n_steps = every_n_steps
+        self._last_step = 0
+
+    @abstractmethod
+    def after_step(self, trainer: L.Trainer, pl_module: L.LightningModule, step: int) -> None:
+        """Called once after each optimizer step; ``step`` is how many there were."""
+
+    def due(self, step: int) -> bool:
+        """Whether ``step`` is one of every N."""
+        return step % self.every_n_steps == 0
+
+    @override
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._last_step = trainer.global_step
+
+    @override
+    def on_train_batch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        if trainer.global_step != self._last_step:
+            self._last_step = trainer.global_step
+            self.after_step(trainer, pl_module, self._last_step)
+
+
+def check_at_least_1(**given: int) -> None:
+    """Raise ValueError where one of some arguments is less than 1."""
+    for name, value in given.items():
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
+
+
+def policy_module(pl_module: L.LightningModule, callback: L.Callback) -> PolicyModule:
+    """The module as what it must be.
+
+    Raises:
+        UserError: it is another; the message names the callback.
+    """
+    if not isinstance(pl_module, PolicyModule):
+        handle = getattr(callback, "handle", snake_case(type(callback).__name__))
+        raise UserError(f"{handle}: needs a PolicyModule, got {type(pl_module).__name__}")
+    return pl_module
 
 
 def snake_case(name: str) -> str:

@@ -1,18 +1,18 @@
 """Live view: progress, reward and the health of the run; plain lines where there is no terminal."""
 
 import time
-from typing import Any
 
 import lightning as L
 from rich.console import Console
 from rich.live import Live
 from typing_extensions import override
 
+from callbacks.base import StepCallback
 from lightning_qrl.policy_module import PolicyModule
 from lightning_qrl.reports.live import Progress, panel, plain_line
 
 
-class LiveView(L.Callback):
+class LiveView(StepCallback):
     """Shows a run while it goes.
 
     Args:
@@ -23,17 +23,17 @@ class LiveView(L.Callback):
     """
 
     def __init__(self, every_n_steps: int = 10) -> None:
-        if every_n_steps < 1:
-            raise ValueError(f"every_n_steps must be at least 1, got {every_n_steps}")
-        self.every_n_steps = every_n_steps
+        super().__init__(every_n_steps)
         self._live: Live | None = None
         self._rewards: list[float] = []
-        self._began, self._first_step, self._shown = 0.0, 0, 0
+        self._said: set[str] = set()
+        self._began, self._first_step = 0.0, 0
 
     @override
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        super().on_train_start(trainer, pl_module)
         self._began = time.perf_counter()
-        self._first_step = self._shown = trainer.global_step
+        self._first_step = trainer.global_step
         console = Console()
         if trainer.is_global_zero and isinstance(pl_module, PolicyModule):
             print(pl_module.plan.summary(), flush=True)
@@ -42,26 +42,22 @@ class LiveView(L.Callback):
             self._live.start()
 
     @override
-    def on_train_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-    ) -> None:
+    def after_step(self, trainer: L.Trainer, pl_module: L.LightningModule, step: int) -> None:
+        if not trainer.is_global_zero:
+            return
         metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
-        step = trainer.global_step
-        if not trainer.is_global_zero or metrics.get("step") != step or step == self._shown:
-            return  # in the middle of an optimizer step
-        self._shown = step
         if "train/reward" in metrics:
             self._rewards.append(metrics["train/reward"])
         progress = self._progress(trainer, step, metrics)
         if self._live is not None:
             self._live.update(panel(progress))
-        elif step % self.every_n_steps == 0 or step == progress.total:
+            return
+        if self.due(step) or step == progress.total:
             print(plain_line(progress), flush=True)
+        for name, explanation in progress.explained().items():
+            if name not in self._said:  # a log file needs it once
+                self._said.add(name)
+                print(f"note: {explanation}", flush=True)
 
     def _progress(self, trainer: L.Trainer, step: int, metrics: dict[str, float]) -> Progress:
         done = step - self._first_step

@@ -13,18 +13,17 @@ the shares stand still, that they spread within their blocks.
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import lightning as L
 from typing_extensions import override
 
+from callbacks.base import StepCallback, policy_module
 from lightning_qrl.analysis.quantization_error import QuantizationError, pool, weight_error
-from lightning_qrl.errors import UserError
 from lightning_qrl.policy_module import PolicyModule
 from lightning_qrl.precision.groups import weight_of
 
 
-class QuantizationMonitor(L.Callback):
+class QuantizationMonitor(StepCallback):
     """Logs the quantization error of the weights before the first step and every N steps.
 
     Args:
@@ -35,46 +34,26 @@ class QuantizationMonitor(L.Callback):
     """
 
     def __init__(self, every_n_steps: int = 10) -> None:
-        if every_n_steps < 1:
-            raise ValueError(f"every_n_steps must be at least 1, got {every_n_steps}")
-        self.every_n_steps = every_n_steps
-        self._measured_at = -1
+        super().__init__(every_n_steps)
 
     @override
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        super().on_train_start(trainer, pl_module)
+        module = policy_module(pl_module, self)
         if trainer.global_step == 0:
-            self._measure(trainer, pl_module)
+            self._measure(trainer, module, 0)
 
     @override
-    def on_train_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-    ) -> None:
-        if trainer.global_step % self.every_n_steps == 0:
-            self._measure(trainer, pl_module)
+    def after_step(self, trainer: L.Trainer, pl_module: L.LightningModule, step: int) -> None:
+        if self.due(step):
+            self._measure(trainer, policy_module(pl_module, self), step)
 
-    def _measure(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if not isinstance(pl_module, PolicyModule):
-            raise UserError("quantization_monitor: needs a PolicyModule")
-        step = trainer.global_step
-        if step == self._measured_at or not trainer.is_global_zero:
+    def _measure(self, trainer: L.Trainer, module: PolicyModule, step: int) -> None:
+        if trainer.logger is None or not trainer.is_global_zero:
             return
-        self._measured_at = step
-        errors = weight_errors(pl_module)
-        if errors and trainer.logger is not None:
+        errors = weight_errors(module)
+        if errors:
             trainer.logger.log_metrics(aggregate(errors), step=step)
-
-    @override
-    def state_dict(self) -> dict[str, Any]:
-        return {"measured_at": self._measured_at}
-
-    @override
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._measured_at = state_dict["measured_at"]
 
 
 def weight_errors(module: PolicyModule) -> list[QuantizationError]:

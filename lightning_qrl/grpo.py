@@ -229,7 +229,7 @@ class GRPOModule(PolicyModule):
         now = time.perf_counter()
         seconds, self._step_began = now - self._step_began, now
         times, self._seconds = self._seconds, {}
-        within, total = values.pop("train/squares_within"), deviation_of_rewards.squares
+        within, total = values.pop("train/squares_within", 0.0), deviation_of_rewards.squares
         vocabulary = self.scorer.vocabulary
         values |= {
             "train/grad_norm": float(torch.nn.utils.get_total_norm(grads)),

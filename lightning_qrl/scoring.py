@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
+from lightning_qrl.errors import UserError
 from lightning_qrl.experience import Experience
 from lightning_qrl.logprobs import head_logprobs
 
@@ -38,7 +39,7 @@ class Scorer:
         vocabulary: V, entries of the logits.
 
     Raises:
-        ValueError: the model's key-value cache does not give what its whole sequences give.
+        UserError: the model's key-value cache does not give what its whole sequences give.
     """
 
     def __init__(self, model: PreTrainedModel, *, shared_prefix: bool) -> None:
@@ -46,14 +47,16 @@ class Scorer:
         self.vocabulary: int = model.config.get_text_config().vocab_size
         self._read = _after_shared_prompts if shared_prefix else _row_by_row
         training = model.training
-        model.eval()  # dropout would make any two passes differ
-        self._head_apart = _head_stands_apart(model)
-        exact = not shared_prefix or _cache_is_exact(model)
+        model.eval()  # dropout would make any two passes differ, and autocast rounds more
+        with torch.no_grad(), torch.autocast(model.device.type, enabled=False):
+            self._head_apart = _head_stands_apart(model)
+            exact = not shared_prefix or _cache_is_exact(model)
         model.train(training)
         if not exact:
-            raise ValueError(
-                "its key-value cache changes its log-probabilities, so prompts cannot be computed "
-                "once for all their completions; set grpo.shared_prefix=false"
+            raise UserError(
+                f"{type(model).__name__}: its key-value cache changes its log-probabilities, so "
+                "prompts cannot be computed once for all their completions; set "
+                "grpo.shared_prefix=false"
             )
 
     def __call__(self, experience: Experience, temperature: float) -> tuple[Tensor, Tensor]:
@@ -221,20 +224,19 @@ def _head_stands_apart(model: PreTrainedModel) -> bool:
     if not isinstance(head, nn.Linear):
         return False
     ids_12 = torch.arange(2, device=head.weight.device)[None]
-    with torch.no_grad():
-        hidden = model.base_model(input_ids=ids_12, use_cache=False).last_hidden_state
-        return torch.equal(head(hidden), model(input_ids=ids_12, use_cache=False).logits)
+    hidden = model.base_model(input_ids=ids_12, use_cache=False).last_hidden_state
+    return torch.equal(head(hidden), model(input_ids=ids_12, use_cache=False).logits)
 
 
 def _cache_is_exact(model: PreTrainedModel) -> bool:
     """Whether two tokens one after the other give what they give at once."""
+    layers = DynamicCache(config=model.config).layers
+    if not all(isinstance(layer, DynamicLayer) for layer in layers):
+        return False  # not of keys and values alone
     ids_12 = torch.arange(2, device=model.device)[None]
     cache = DynamicCache()
-    with torch.no_grad():
-        at_once = model(input_ids=ids_12, use_cache=False).logits[:, -1]
-        model(input_ids=ids_12[:, :1], cache=cache, use_cache=True)
-        if not all(isinstance(layer, DynamicLayer) for layer in cache.layers):
-            return False  # not of keys and values alone
-        branch = _branch(cache, torch.zeros(1, dtype=torch.long, device=model.device))
-        after = model(input_ids=ids_12[:, 1:], cache=branch, use_cache=True).logits[:, -1]
+    at_once = model(input_ids=ids_12, use_cache=False).logits[:, -1]
+    model(input_ids=ids_12[:, :1], cache=cache, use_cache=True)
+    branch = _branch(cache, torch.zeros(1, dtype=torch.long, device=model.device))
+    after = model(input_ids=ids_12[:, 1:], cache=branch, use_cache=True).logits[:, -1]
     return float((after - at_once).abs().max()) <= TOLERANCE * float(at_once.abs().max())

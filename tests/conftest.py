@@ -17,8 +17,12 @@ from lightning.pytorch.loggers.logger import DummyLogger
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from lightning_qrl.data import RolloutData
 from lightning_qrl.experience import Completion, Experience, count_step, make_experience
+from lightning_qrl.grpo import GRPOModule
+from lightning_qrl.optimizer import AdamWSettings
 from lightning_qrl.policy import Policy
+from lightning_qrl.rollouts.embedded import Embedded
 from lightning_qrl.tasks.base import Prompt
 
 SPECIAL = ["<pad>", "<eos>", "<unk>"]
@@ -135,6 +139,38 @@ def fit() -> Callable[..., L.Trainer]:
         )
         trainer.fit(module, data, ckpt_path=ckpt_path)
         return trainer
+
+    return run
+
+
+@pytest.fixture
+def train(tiny_policy, parity, fit, recorder) -> Callable[..., GRPOModule]:
+    """Trains on six groups of four; what is logged goes to `recorder`."""
+
+    def run(
+        steps: int,
+        *callbacks: L.Callback,
+        minibatches: int = 1,
+        micro_batches: int = 1,
+        options: dict[str, Any] | None = None,
+        **settings: Any,
+    ) -> GRPOModule:
+        engine = Embedded(eos_id=tiny_policy.eos_id, pad_id=tiny_policy.pad_id, max_new_tokens=6)
+        given = {"optimizer": AdamWSettings(lr=1e-3), "group_size": 4, **(options or {})}
+        module = GRPOModule(policy=tiny_policy, task=parity, engine=engine, **given)
+        data = RolloutData(
+            parity.prompts("train"),
+            group_size=4,
+            prompts_per_rollout=6,
+            minibatches=minibatches,
+            micro_batches=micro_batches,
+        )
+        saves = any(isinstance(c, L.pytorch.callbacks.ModelCheckpoint) for c in callbacks)
+        trainer = {"logger": recorder, "enable_checkpointing": saves, **settings}
+        L.seed_everything(0, verbose=False)
+        fit(module, data, steps, callbacks=list(callbacks),
+            accumulate_grad_batches=micro_batches, **trainer)  # fmt: skip
+        return module
 
     return run
 

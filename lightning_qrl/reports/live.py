@@ -13,6 +13,8 @@ from rich.text import Text
 
 BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 32
+EQUAL_REWARDS = 0.8  # share of groups without signal from which on it is worth a word (as axolotl)
+TRUNCATED = 0.3  # share of completions; the same source
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,29 @@ class Progress:
             if key in self.metrics
         ]
 
+    def explained(self) -> dict[str, str]:
+        """What is out of its healthy range, by metric: one line on what it means."""
+        equal = self.metrics.get("train/frac_reward_zero_std", 0.0)
+        truncated = self.metrics.get("train/completions/clipped_ratio", 0.0)
+        missing = self.metrics.get("train/rewards_missing", 0.0)
+        said = {}
+        if equal > EQUAL_REWARDS:
+            said["train/frac_reward_zero_std"] = (
+                f"{equal:.0%} of the groups give no gradient: all their rewards are equal, the "
+                "task is too easy or too hard for the policy; try grpo.dynamic_sampling, a larger "
+                "grpo.group_size or another difficulty"
+            )
+        if truncated > TRUNCATED:
+            said["train/completions/clipped_ratio"] = (
+                f"{truncated:.0%} of the completions were cut off at the length limit; try a "
+                "larger rollout.max_new_tokens or grpo.overlong_buffer"
+            )
+        if missing > 0:
+            said["train/rewards_missing"] = (
+                f"{missing:.0f} completions have no reward: they are not trained on"
+            )
+        return said
+
 
 def plain_line(progress: Progress) -> str:
     """One line of text for a log file."""
@@ -78,7 +103,8 @@ def panel(progress: Progress) -> RenderableType:
     # wraps between numbers, never between a label and its number
     shown = (Text.assemble(f"{label}\u00a0", (value, "bold")) for label, value in progress.shown())
     numbers = Text("  ").join(shown)
-    return Panel(Group(bar, reward, numbers), title=progress.title, expand=False)
+    notes = [Text(text, "yellow") for text in progress.explained().values()]
+    return Panel(Group(bar, reward, numbers, *notes), title=progress.title, expand=False)
 
 
 def sparkline(values: Sequence[float], width: int = WIDTH) -> str:

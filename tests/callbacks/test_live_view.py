@@ -1,5 +1,7 @@
 """The live view: lines without a terminal; the panel on one is seen in tests/cli/test_fit.py."""
 
+import math
+
 import pytest
 
 from callbacks.live_view import LiveView
@@ -24,6 +26,28 @@ def test_a_line_every_n_steps_and_at_the_end(fit, capsys, micro_batches):
     for line in shown:
         assert all(name in line for name in ("reward 0.", "entropy", "grad norm", "|Δlogprob|"))
         assert line.endswith(" left")
+
+
+def test_what_is_odd_is_explained_once_when_it_begins(fit, capsys):
+    class Reward:
+        """Equal rewards from the second step on; some are missing in the third."""
+
+        def __init__(self, task):
+            self.prompts, self.solved, self.asked = task.prompts, task.solved, -1
+
+        def reward(self, prompt, completion):
+            self.asked += 1
+            step, completion = divmod(self.asked, 8)
+            if step == 2 and completion < 2:
+                return math.nan
+            return float(completion % 2) if step == 0 else 0.5
+
+    run = build(load_recipe("base", [*SMALL, "trainer.max_steps=4"]))
+    run.module.task = Reward(run.module.task)
+    fit(run.module, run.data, 4, callbacks=[LiveView(1)])
+    shown = capsys.readouterr().out.splitlines()
+    marks = [line.split(" ")[1] for line in shown if line.startswith(("step", "note"))]
+    assert marks == ["1/4", "2/4", "100%", "3/4", "2", "4/4"]
 
 
 def test_a_failure_stops_the_panel(monkeypatch):

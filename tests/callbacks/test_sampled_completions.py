@@ -1,11 +1,16 @@
 """Sampled completions: a few rows at each look."""
 
+import json
+import math
+
 import lightning as L
 import pytest
+from lightning.pytorch.callbacks import ModelCheckpoint
 
 from callbacks.sampled_completions import SampledCompletions
 from lightning_qrl.build import build
 from lightning_qrl.recipe import load_recipe
+from lightning_qrl.tasks.arithmetic import Arithmetic
 
 SMALL = ["trainer.accelerator=cpu", "grpo.prompts_per_rollout=2", "grpo.group_size=4"]
 
@@ -46,10 +51,35 @@ def test_a_logger_without_tables_is_no_mistake(fit):
     assert trainer.global_step == 1
 
 
-def test_what_was_looked_at_survives_a_checkpoint():
-    callback = SampledCompletions(1, 1)
-    callback.load_state_dict({"looked_at": 3})
-    assert callback.state_dict() == {"looked_at": 3}
+def test_a_resumed_run_looks_at_each_step_once(fit, recorder, tmp_path):
+    steps = []
+    recorder.log_table = lambda columns, name: steps.append(columns["step"][0])
+    every = ModelCheckpoint(tmp_path, "{step}", every_n_epochs=1, save_top_k=-1)
+    for until, start in ((2, None), (4, tmp_path / "step=2.ckpt")):
+        run = build(load_recipe("base", [*SMALL, "trainer.accumulate_grad_batches=2"]))
+        fit(run.module, run.data, until, ckpt_path=start, logger=recorder,
+            callbacks=[SampledCompletions(2, 1), every], accumulate_grad_batches=2,
+            enable_checkpointing=True)  # fmt: skip
+    assert steps == [1, 2, 4]
+
+
+class Unsure(Arithmetic):
+    """Has no verdict on the first completion of a prompt."""
+
+    def reward(self, prompt, completion):
+        self.asked = getattr(self, "asked", -1) + 1
+        return super().reward(prompt, completion) if self.asked % 4 else math.nan
+
+
+def test_a_missing_reward_is_an_empty_cell(fit, recorder):
+    run = build(load_recipe("base", [*SMALL, "trainer.max_steps=1"]))
+    run.module.task = Unsure()
+    tables = []
+    recorder.log_table = lambda columns, name: tables.append(columns)
+    fit(run.module, run.data, 1, logger=recorder, callbacks=[SampledCompletions(1, 8)])
+    rewards = tables[0]["reward"]
+    assert [i for i, reward in enumerate(rewards) if reward is None] == [0, 4]
+    json.dumps(rewards, allow_nan=False)
 
 
 @pytest.mark.parametrize("arguments", [(0, 1), (1, 0)])

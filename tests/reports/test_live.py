@@ -61,6 +61,33 @@ def test_the_panel_of_a_run_without_rewards():
     assert "reward" not in drawn(progress((), {}))
 
 
+ODD = {
+    "train/frac_reward_zero_std": (0.8, 0.9, "90% of the groups give no gradient"),
+    "train/completions/clipped_ratio": (0.3, 0.5, "50% of the completions were cut off"),
+    "train/rewards_missing": (0.0, 3.0, "3 completions have no reward"),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_what_leaves_its_healthy_range_is_explained_in_one_line(name):
+    healthy, odd, says = ODD[name]
+    assert progress(metrics={name: healthy}).explained() == {}
+    item = progress(metrics={name: odd})
+    assert item.explained().keys() == {name}
+    assert says in item.explained()[name]
+    assert "\n" not in item.explained()[name]
+    assert says in drawn(item)
+    assert says not in plain_line(item)
+    assert max(map(len, drawn(item, 40).splitlines())) <= 40
+
+
+def test_not_a_number_breaks_no_view():
+    item = progress((0.5, math.nan), dict.fromkeys([*METRICS, *ODD], math.nan))
+    assert item.explained() == {}
+    assert "reward nan" in plain_line(item)
+    assert "reward nan" in drawn(item)
+
+
 @pytest.mark.parametrize(
     ("values", "drawing"),
     [
