@@ -53,6 +53,11 @@ class Format(ABC):
         """Stored bits a value, block scales included, outer scales not."""
 
     @property
+    def elementwise(self) -> bool:
+        """Whether each element is rounded by itself, so that a transpose needs no new rounding."""
+        return False
+
+    @property
     def wide(self) -> bool:
         """Whether values have more significant bits than BF16: their GEMMs then run in FP32."""
         return False

@@ -1,8 +1,8 @@
 """Compiling: large tensors go through fused kernels that torch.compile makes of our functions.
 
-A number must not depend on the size of the tensor that it is in, and small tensors are not worth a
-compiled call. So a kernel is trusted only after its first results equal those of the plain function
-bit for bit; one that differs (a compiler that flushes subnormals, say) is dropped with a warning.
+A number must not depend on the size of the tensor that it is in. So a kernel is made at the first
+large tensor and trusted only if its results equal those of the plain function bit for bit; then it
+serves all but the smallest tensors, which are not worth a compiled call. One that differs (a compiler that flushes subnormals, say) is dropped with a warning.
 Without a working compiler everything computes eagerly, with one warning, several times slower; a
 compiler that failed is not tried again.
 
@@ -24,7 +24,8 @@ from torch import Tensor
 P = ParamSpec("P")
 R = TypeVar("R")
 
-WORTHWHILE = 1 << 15  # elements; below, a compiled call costs more than it saves
+ENOUGH = 1 << 15  # elements of a tensor that a kernel is made, and tried, on
+WORTHWHILE = 1 << 8  # elements; below, a call of a kernel costs more than it saves
 
 
 def compiled(*, odd: bool = False) -> Callable[[Callable[P, R]], Callable[P, R]]:
@@ -54,6 +55,8 @@ def _dispatcher(function: Callable[P, R], odd: bool) -> Callable[P, R]:
         # Sizes of one are another kernel to the compiler.
         ones = tuple(tuple(size == 1 for size in t.shape) for t in given)
         key = (static, first.device, ones, torch.is_inference_mode_enabled())
+        if key not in kernels and first.numel() < ENOUGH:
+            return function(*args, **kwargs)
         with torch.no_grad():
             if key not in kernels:
                 kernels[key] = _make(function, static, tensors, odd)

@@ -55,6 +55,7 @@ class _Half(Format):
     """What the two share. A subclass names itself and its dtype."""
 
     bits: ClassVar[float] = 16.0
+    elementwise: ClassVar[bool] = True
     dtype: ClassVar[torch.dtype]
 
     @override

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lightning_qrl.errors import UserError
 from lightning_qrl.formats import format_names, get_format
-from lightning_qrl.formats.compiling import WORTHWHILE, compiled
+from lightning_qrl.formats.compiling import ENOUGH, compiled
 from lightning_qrl.launch.process import quiet
 from lightning_qrl.precision import LinearPrecision
 from lightning_qrl.precision.backends import Chip, choose, find_chip
@@ -124,7 +124,7 @@ def _compiler(device: str) -> Finding:
     began = time.perf_counter()
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        _scaled("doctor", torch.linspace(-1, 1, WORTHWHILE, device=device))
+        _scaled("doctor", torch.linspace(-1, 1, ENOUGH, device=device))
     trouble = [str(warning.message) for warning in said if warning.category is UserWarning]
     if trouble:
         needed = "a C++ compiler" if device == "cpu" else "a C++ compiler and Triton"

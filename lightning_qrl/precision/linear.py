@@ -75,6 +75,12 @@ class LinearPrecision:
         gradient = self.gradient if self.backward == "quantized" else None
         return self.weight, self.activation, gradient
 
+    @property
+    def requantizes(self) -> bool:
+        """Whether the backward rounds along another axis than the forward did."""
+        turned = any(f is not None and not f.elementwise for f in self.operands)
+        return self.backward == "quantized" and turned
+
 
 class QuantLinear(nn.Linear):
     """`nn.Linear` with the same parameters and state-dict keys, computing as its precision says.
@@ -212,7 +218,12 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (dy_NO,) = grads
         x, w = _saved(ctx)
+        rule = ctx.precision
         with torch.autocast(dy_NO.device.type, enabled=False):
+            if rule.backward == "quantized" and not rule.requantizes:
+                dy = quantize(rule.gradient, dy_NO, ctx.generator)
+                dy_NO = dy.scaled().values.to(dy_NO.dtype)
+                w = w and quantize(rule.weight, w.scaled().values, ctx.generator)
             dx_NI = None if w is None else _dgrad(ctx, dy_NO, w)
             dw_OI = None if x is None else _wgrad(ctx, dy_NO, x)  # autograd casts it to W's dtype
         return dx_NI, dw_OI, None, None, None, None
@@ -224,7 +235,7 @@ def _for_wgrad(
     """X as wgrad wants it; in the quantized backward transposed, quantized along its tokens."""
     if rule.backward == "high_precision":
         return Plain(x_NI)
-    if rule.backward == "dequantized":
+    if not rule.requantizes:
         return x
     rotation = common_rotation(rule.gradient, rule.activation)
     return quantize(rotated(rule.activation, rotation), x_NI.detach().T, generator)
@@ -237,7 +248,7 @@ def _for_dgrad(w: Operand, weight_OI: Tensor, rule: LinearPrecision) -> Operand:
 
 def _dgrad(ctx: Any, dy_NO: Tensor, w: Operand) -> Tensor:
     rule, dtype = ctx.precision, dy_NO.dtype
-    if rule.backward == "quantized":
+    if rule.requantizes:
         dy = quantize(rotated(rule.gradient, "none"), dy_NO, ctx.generator)
         w_IO = quantize(rotated(rule.weight, "none"), w.scaled().values.T, ctx.generator)
         product: Tensor = ctx.multiply(dy, w_IO, dtype)
@@ -248,7 +259,7 @@ def _dgrad(ctx: Any, dy_NO: Tensor, w: Operand) -> Tensor:
 
 def _wgrad(ctx: Any, dy_NO: Tensor, x: Operand) -> Tensor:
     rule, dtype = ctx.precision, dy_NO.dtype
-    if rule.backward == "quantized":
+    if rule.requantizes:
         rotation = common_rotation(rule.gradient, rule.activation)
         dy_ON = quantize(rotated(rule.gradient, rotation), dy_NO.T, ctx.generator)
         product: Tensor = ctx.multiply(dy_ON, x, dtype)

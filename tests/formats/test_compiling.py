@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import warnings
+from typing import Any
 from collections.abc import Iterator
 
 import pytest
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lightning_qrl.formats import Format, compiling, get_format
-from lightning_qrl.formats.compiling import WORTHWHILE, compiled
+from lightning_qrl.formats.compiling import ENOUGH, WORTHWHILE, compiled
 
 FAST = [
     get_format("nvfp4", outer_scale="row", four_over_six="mae"),
@@ -115,8 +116,27 @@ def test_small_tensors_are_not_compiled(compiler: None):
     from torch._dynamo.utils import counters
 
     counters.clear()
-    get_format("nvfp4", scale_floor=0.125).fake_quantize(torch.randn(WORTHWHILE // 16 - 1, 16))
+    get_format("nvfp4", scale_floor=0.125).fake_quantize(torch.randn(ENOUGH // 16 - 1, 16))
     assert not counters["stats"]
+
+
+def test_a_kernel_once_made_serves_small_tensors_too(
+    compiler: None, monkeypatch: pytest.MonkeyPatch
+):
+    def made(function: Any, static: float, tensors: Any, odd: bool) -> Any:
+        return lambda *given: function(static + 1, *given)
+
+    monkeypatch.setattr(compiling, "_make", made)
+
+    @compiled()
+    def times(factor: float, x: Tensor) -> Tensor:
+        return x * factor
+
+    small, tiny = torch.ones(WORTHWHILE), torch.ones(WORTHWHILE - 1)
+    assert times(2.0, small)[0] == 2
+    assert times(2.0, torch.ones(ENOUGH))[0] == 3  # the kernel is made
+    assert times(2.0, small)[0] == 3
+    assert times(2.0, tiny)[0] == 2
 
 
 def test_a_kernel_that_differs_is_dropped(compiler: None):
@@ -124,7 +144,7 @@ def test_a_kernel_that_differs_is_dropped(compiler: None):
     def double(factor: float, x: Tensor) -> Tensor:
         return x * (factor + 1 if torch.compiler.is_compiling() else factor)
 
-    x = torch.ones(WORTHWHILE)
+    x = torch.ones(ENOUGH)
     with pytest.warns(UserWarning, match="compiled kernel differs"):
         assert torch.equal(double(2.0, x), 2 * x)
     with warnings.catch_warnings():
@@ -139,7 +159,7 @@ def test_a_kernel_that_differs_for_odd_numbers_is_dropped(compiler: None):
         return torch.where(y.abs() < 1e-38, 0.0, y) if torch.compiler.is_compiling() else y
 
     with pytest.warns(UserWarning, match="compiled kernel differs"):
-        half(0.5, torch.ones(8, WORTHWHILE // 8))
+        half(0.5, torch.ones(8, ENOUGH // 8))
 
 
 def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
