@@ -66,15 +66,16 @@ def head_logprobs(
     """
     size = max(1, CHUNK // vocabulary)
     chunks = [slice(first, first + size) for first in range(0, len(targets_N), size)]
-    parts = []
+    logprobs, entropies = [], []
     for rows in chunks or [slice(0)]:
         kept = None if kept_NK is None else kept_NK[rows]
-        arguments = (hidden_NH[rows], head, targets_N[rows], temperature, kept)
+        entropy: list[Tensor] = []
+        arguments = (hidden_NH[rows], head, targets_N[rows], temperature, kept, entropy)
         if len(chunks) > 1 and torch.is_grad_enabled():
-            parts.append(checkpoint(_chunk, *arguments, use_reentrant=False))
+            logprobs.append(checkpoint(_chunk, *arguments, use_reentrant=False))
         else:
-            parts.append(_chunk(*arguments))
-    logprobs, entropies = zip(*parts, strict=True)
+            logprobs.append(_chunk(*arguments))
+        entropies += entropy
     return torch.cat(logprobs), torch.cat(entropies)
 
 
@@ -84,15 +85,18 @@ def _chunk(
     targets_N: Tensor,
     temperature: float,
     kept_NK: Tensor | None,
-) -> tuple[Tensor, Tensor]:
+    entropy: list[Tensor],
+) -> Tensor:
+    """Log-probabilities of a chunk; its entropy is put into ``entropy``, the first time only."""
     logits_NV, targets_N1 = head(hidden_NH).float() / temperature, targets_N[:, None]
     if kept_NK is not None:
         logits_NV = logits_NV.gather(-1, kept_NK.clamp_min(0)).masked_fill(kept_NK < 0, -torch.inf)
         targets_N1 = (kept_NK == targets_N1).int().argmax(dim=-1, keepdim=True)
     logprobs_NV = F.log_softmax(logits_NV, dim=-1)
-    with torch.no_grad():
-        entropy_N = torch.special.entr(logprobs_NV.exp()).sum(dim=-1)
-    return logprobs_NV.gather(-1, targets_N1)[:, 0], entropy_N
+    if not entropy:
+        with torch.no_grad():
+            entropy.append(torch.special.entr(logprobs_NV.exp()).sum(dim=-1))
+    return logprobs_NV.gather(-1, targets_N1)[:, 0]
 
 
 def _identity(logits: Tensor) -> Tensor:
