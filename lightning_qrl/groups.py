@@ -54,10 +54,12 @@ class Groups:
         rewards_B, length_B = self.rewards_PG.flatten(), self.lengths().flatten()
         ended_B = torch.tensor([not c.truncated for c in self.completions])
         known_B, all_B = rewards_B.isfinite(), torch.ones_like(ended_B)
+        apart_PG = self.rewards_PG - self.rewards_PG.nanmean(dim=1, keepdim=True)
         unmixed_P = zero_variance(self.rewards_PG)
         return {
             "reward": mean(rewards_B, known_B),
             "reward_std": deviation(rewards_B, known_B),
+            "reward_variance_within": mean(apart_PG.square(), self.rewards_PG.isfinite()),
             "rewards_missing": Metric("sum", float((~known_B).sum())),
             "frac_reward_zero_std": mean(unmixed_P, torch.ones_like(unmixed_P)),
             "completions/mean_length": mean(length_B, all_B),
@@ -68,9 +70,3 @@ class Groups:
             "completions/max_terminated_length": largest(length_B[ended_B]),
             "completions/clipped_ratio": mean(~ended_B, all_B),
         }
-
-    def squares_within(self) -> float:
-        """The sum of squared deviations of the rewards from their group's mean."""
-        rewards_PG = self.rewards_PG.double()
-        within = rewards_PG - rewards_PG.nanmean(dim=1, keepdim=True)
-        return float(within.square().nansum())

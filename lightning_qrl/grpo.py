@@ -182,7 +182,6 @@ class GRPOModule(PolicyModule):
         """Metrics of a rollout; every update on it logs them."""
         metrics = groups.metrics()
         metrics["reward_errors"] = Metric("sum", float(self.reward_errors))
-        metrics["squares_within"] = Metric("sum", groups.squares_within())
         if self.overlong.overlong_buffer:
             penalty = self.overlong.penalties(groups.lengths(), self.engine.max_new_tokens)
             metrics["length_penalty"] = mean(penalty, torch.ones_like(penalty, dtype=torch.bool))
@@ -219,9 +218,6 @@ class GRPOModule(PolicyModule):
     @override
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         self._tally.add(_prefixed("train/", self._rollout_metrics))
-        deviation_of_rewards = self._rollout_metrics.get(
-            "reward_std", Metric("std", 0.0)
-        ).over_ranks()
         values = self._tally.flush()
         tokens = values.pop("num_tokens")
         self.num_tokens += int(tokens)
@@ -229,14 +225,14 @@ class GRPOModule(PolicyModule):
         now = time.perf_counter()
         seconds, self._step_began = now - self._step_began, now
         times, self._seconds = self._seconds, {}
-        within, total = values.pop("train/squares_within", 0.0), deviation_of_rewards.squares
-        vocabulary = self.scorer.vocabulary
+        most_entropy = math.log(self.scorer.vocabulary)
+        within, spread = (values.get(f"train/reward_{n}", 0.0) for n in ("variance_within", "std"))
         values |= {
             "train/grad_norm": float(torch.nn.utils.get_total_norm(grads)),
             "train/learning_rate": optimizer.param_groups[0]["lr"],
             "train/num_tokens": self.num_tokens,
-            "train/relative_entropy": values["train/entropy"] / math.log(vocabulary),
-            "train/residual_variance": within / total if total else 0.0,
+            "train/relative_entropy": values["train/entropy"] / most_entropy,
+            "train/residual_variance": within / spread**2 if spread else 0.0,
             "train/step_time": seconds,
             "train/tokens_per_second": tokens / seconds,
             "async/weight_version": self.global_step,
