@@ -4,9 +4,8 @@
     train/gradient_noise/signal     |G|^2: squared norm of the true gradient, as estimated
     train/gradient_noise/noise      tr(Sigma): variance of a single completion's gradient
 
-It compares the gradient of a step with those of its micro-batches, of all ranks. A hook sees the
-gradient of each backward before it is added to the others, so nothing is copied; the cost is one
-more norm a micro-batch. Gradients are taken before they are clipped.
+It compares the gradient of a step, before it is clipped, with those of its micro-batches, of all
+ranks. A hook sees each of them before they are added up; the cost is one more norm a micro-batch.
 
 Completions of one group are no independent samples: they share a prompt and a baseline. The scale
 is right where a micro-batch holds whole groups (`prompts_per_rollout` divides by
@@ -106,6 +105,11 @@ class GradientNoiseScale(L.Callback):
         if trainer.logger is not None:
             logged = {f"train/{name}": value for name, value in values.items()}
             trainer.logger.log_metrics(logged, step=trainer.global_step + 1)
+
+    @property
+    @override
+    def state_key(self) -> str:
+        return self._generate_state_key(decay=self.decay)
 
     @override
     def state_dict(self) -> dict[str, Any]:
