@@ -1,10 +1,10 @@
 """Compiling: large tensors go through fused kernels that torch.compile makes of our functions.
 
 A number must not depend on the size of the tensor that it is in. So a kernel is made at the first
-large tensor and trusted only if its results equal those of the plain function bit for bit; then it
-serves all but the smallest tensors, which are not worth a compiled call. One that differs (a compiler that flushes subnormals, say) is dropped with a warning.
-Without a working compiler everything computes eagerly, with one warning, several times slower; a
-compiler that failed is not tried again.
+large tensor and trusted only if its results equal those of the plain function bit for bit; one that
+differs (a compiler that flushes subnormals, say) is dropped with a warning. It then serves all but
+the smallest tensors, which are not worth a compiled call. Without a working compiler everything
+computes eagerly, with one warning, several times slower; a compiler that failed is not tried again.
 
 Compilation happens once a process for each format, at its first large tensor, for all sizes at
 once. PyTorch keeps the kernels on disk (`TORCHINDUCTOR_CACHE_DIR`), so a later process only loads

@@ -7,8 +7,8 @@ import os
 import subprocess
 import sys
 import warnings
-from typing import Any
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
