@@ -52,7 +52,7 @@ class GradientNoiseScale(L.Callback):
         """Raise UserError where a step has no parts to compare."""
         if trainer.accumulate_grad_batches < 2:
             raise UserError(
-                "gradient_noise_scale: compares micro-batches with their step; "
+                "the gradient noise scale compares micro-batches with their step; "
                 "set trainer.accumulate_grad_batches to at least 2"
             )
 

@@ -1,6 +1,7 @@
 """Live view: progress, reward and the health of the run; plain lines where there is no terminal."""
 
 import time
+from dataclasses import replace
 
 import lightning as L
 from rich.console import Console
@@ -48,7 +49,10 @@ class LiveView(StepCallback):
         metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
         if "train/reward" in metrics:
             self._rewards.append(metrics["train/reward"])
+        loss = getattr(pl_module, "loss", None)
         progress = self._progress(trainer, step, metrics)
+        if not getattr(loss, "learns_from_rewards", True):
+            progress = replace(progress, learns_from_rewards=False)
         if self._live is not None:
             self._live.update(panel(progress))
             return

@@ -66,7 +66,7 @@ class AdvantageEstimator:
             there is no reward.
         """
         count_P1 = rewards_PG.isfinite().sum(dim=1, keepdim=True)
-        centered = rewards_PG - rewards_PG.nanmean(dim=1, keepdim=True)
+        centered = rewards_PG.double() - rewards_PG.double().nanmean(dim=1, keepdim=True)
         if self.baseline == "leave_one_out":
             centered = centered * count_P1 / (count_P1 - 1).clamp_min(1)
         if self.scale_rewards == "group":
@@ -76,7 +76,8 @@ class AdvantageEstimator:
             if batch_std is None:
                 batch_std = deviation(rewards_PG, rewards_PG.isfinite()).value()
             centered = centered / (batch_std + STD_EPSILON)
-        return centered.nan_to_num(nan=0.0).masked_fill(zero_variance(rewards_PG)[:, None], 0.0)
+        centered = centered.nan_to_num(nan=0.0).masked_fill(zero_variance(rewards_PG)[:, None], 0.0)
+        return centered.to(rewards_PG.dtype)
 
 
 def zero_variance(rewards_PG: Tensor) -> Tensor:
@@ -102,7 +103,8 @@ def leverage(rewards_PG: Tensor) -> Tensor:
     deviations_PG = _deviations(rewards_PG).masked_fill(zero_variance(rewards_PG)[:, None], 0.0)
     variance_P1 = deviations_PG.square().sum(dim=1, keepdim=True)
     count_P1 = rewards_PG.isfinite().sum(dim=1, keepdim=True)
-    return deviations_PG.square() * count_P1 / variance_P1.masked_fill(variance_P1 == 0, 1.0)
+    leverage_PG = deviations_PG.square() * count_P1 / variance_P1.masked_fill(variance_P1 == 0, 1.0)
+    return leverage_PG.to(rewards_PG.dtype)
 
 
 def highest(leverage_B: Tensor, share: float, at_least: int) -> Tensor:
@@ -123,5 +125,6 @@ def highest(leverage_B: Tensor, share: float, at_least: int) -> Tensor:
 
 
 def _deviations(rewards_PG: Tensor) -> Tensor:
-    """From the group's mean; 0 where there is no reward."""
+    """From the group's mean, float64; 0 where there is no reward."""
+    rewards_PG = rewards_PG.double()  # the squares of large rewards are beyond FP32
     return (rewards_PG - rewards_PG.nanmean(dim=1, keepdim=True)).nan_to_num(nan=0.0)

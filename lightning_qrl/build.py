@@ -7,7 +7,7 @@ one line that names the section.
 import importlib
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ from lightning_qrl.policy_module import PolicyModule
 from lightning_qrl.recipe import Recipe
 from lightning_qrl.rollouts.base import RolloutEngine
 from lightning_qrl.supervised import Demonstrations, SupervisedModule
-from lightning_qrl.tasks.base import Task
+from lightning_qrl.tasks.base import SPLITS, Prompt, Split, Task
 
 CALLBACKS = "callbacks"  # the package that a callback's key is looked up in
 FIXED_TRAINER = {  # what the framework needs to be as it is
@@ -69,7 +69,7 @@ def build(recipe: Recipe) -> Run:
     """
     values = recipe.values
     policy = make(recipe, "policy", Policy, values.get("policy", {}))
-    task: Task = make_named(recipe, "task", "lightning_qrl.tasks")
+    task = _make_task(recipe)
     engine = _make_engine(recipe, policy)
     settings = make(recipe, "optimizer", AdamWSettings, values.get("optimizer", {}))
     trainer_args = _trainer_args(recipe)
@@ -94,6 +94,38 @@ def _supervised(
     }
     given = recipe.values["supervised"]
     return module, make(recipe, "supervised", Demonstrations, given, extra | seed)
+
+
+def _make_task(recipe: Recipe) -> Task:
+    """The task: one of ours by its name, or an outside class by its path."""
+    given = dict(recipe.values.get("task", {}))
+    if "_target_" in given:
+        path = f"{given.pop('_target_')}"
+        found = _import(recipe, "task._target_", path)
+        if not all(hasattr(found, method) for method in ("prompts", "reward", "solved")):
+            message = f"{path} is no task: it needs prompts(split), reward and solved"
+            raise recipe.error("task._target_", message)
+        task: Task = make(recipe, "task", found, given)
+    else:
+        task = make_named(recipe, "task", "lightning_qrl.tasks")
+    for split in SPLITS:
+        _check_prompts(recipe, task, split)
+    return task
+
+
+def _check_prompts(recipe: Recipe, task: Task, split: Split) -> None:
+    try:
+        prompts = task.prompts(split)
+    except Exception as error:  # a task is anyone's code, and may raise anything
+        reason = f"prompts({split!r}) failed: {type(error).__name__}: {error}"
+        raise recipe.error("task", reason) from error
+    if not (isinstance(prompts, Sequence) and len(prompts)):
+        reason = f"prompts({split!r}) must give a list of prompts, at least one; got {prompts!r}"
+        raise recipe.error("task", reason[:300])
+    for prompt in prompts:
+        if not (isinstance(prompt, Prompt) and prompt.text):
+            reason = f"prompts({split!r}) must give Prompts with a text, got {prompt!r}"
+            raise recipe.error("task", reason[:300])
 
 
 def _make_engine(recipe: Recipe, policy: Policy) -> RolloutEngine:

@@ -22,6 +22,13 @@ from lightning_qrl.reference import Reference
 
 CLIP = ("clip_low", "clip_high")  # options of a loss that may stand in the section itself
 LOSSES = "lightning_qrl.losses"
+ABOUT_REWARDS = {  # what acts on rewards, and the values that ask for nothing
+    "baseline": "mean",
+    "scale_rewards": "group",
+    "overlong_buffer": 0,
+    "dynamic_sampling": 0,
+    "leverage": 1,
+}
 
 
 def build_grpo(
@@ -40,6 +47,7 @@ def build_grpo(
     given = dict(recipe.values["grpo"])
     seed = {"seed": recipe.values.get("seed", 0)}
     loss = _make_loss(recipe, given)
+    _refuse_idle(recipe, given, loss)
     source = given.pop("reference", None)
     targets = (GRPOModule, RolloutData, AdvantageEstimator, Overlong, KLPenalty)
     injected = (*parts, *seed, "loss", "advantages", "overlong", "kl", "reference", "prompts",
@@ -63,6 +71,21 @@ def build_grpo(
     return module, make(recipe, "grpo", RolloutData, args[RolloutData], extra | seed)
 
 
+def _refuse_idle(recipe: Recipe, given: Mapping[str, Any], loss: Loss) -> None:
+    """Refuse what would do nothing, or do harm unseen."""
+    for key, needed in {"overlong_penalty": "overlong_buffer", "kl_estimator": "kl_coef"}.items():
+        if key in given and not given.get(needed):
+            raise recipe.error(f"grpo.{key}", f"it does nothing without grpo.{needed}")
+    for key, idle in ABOUT_REWARDS.items():
+        if not loss.learns_from_rewards and given.get(key, idle) != idle:
+            name = type(loss).__name__.lower()
+            message = f"loss {name} does not learn from rewards; take {key} out"
+            raise recipe.error(f"grpo.{key}", message)
+    if recipe.values.get("rollout", {}).get("top_k") == 1:
+        message = "all completions of a prompt would be the same; give 0 (off) or at least 2"
+        raise recipe.error("rollout.top_k", message)
+
+
 def _make_loss(recipe: Recipe, given: dict[str, Any]) -> Loss:
     """Take the loss and its options out of the section: a name, or a mapping with its options."""
     says = given.pop("loss", "dapo")
@@ -82,6 +105,8 @@ def _make_loss(recipe: Recipe, given: dict[str, Any]) -> Loss:
         if value is not None and key not in own:
             takes = f"takes {', '.join(own)}" if own else "takes none"
             raise recipe.error(f"grpo.{key}", f"loss {name} has no such option; it {takes}")
+        if value is not None and key in options:
+            raise recipe.error(f"grpo.{key}", f"grpo.loss gives {key} too; take one of them out")
         if value is not None:
             clip[key] = value
     loss: Loss = make(recipe, "grpo" if clip else "grpo.loss", target, options | clip)

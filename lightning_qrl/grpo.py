@@ -18,6 +18,7 @@ import time
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -26,7 +27,7 @@ from torch.optim import Optimizer
 from transformers import PreTrainedModel
 from typing_extensions import override
 
-from lightning_qrl.advantages import AdvantageEstimator, zero_variance
+from lightning_qrl.advantages import AdvantageEstimator
 from lightning_qrl.analysis.mismatch import rollout_correction, sampling_mismatch
 from lightning_qrl.experience import Experience, make_experience
 from lightning_qrl.groups import Groups
@@ -142,7 +143,7 @@ class GRPOModule(PolicyModule):
         self._step_began = time.perf_counter()
         groups = sampled = self._rollout(prompts, phase)
         for attempt, spare in enumerate(spares, start=1):
-            unmixed = int(zero_variance(groups.rewards_PG).sum())
+            unmixed = int(groups.unmixed_P.sum())
             if not (unmixed and spare):
                 break
             more = self._rollout(spare[:unmixed], phase, attempt)
@@ -156,13 +157,15 @@ class GRPOModule(PolicyModule):
             completions = self.sample(prompts, self.group_size, seed)
         with self._timed("reward"):
             rewards_B = self.judge(prompts, completions, "train")
-        return Groups(tuple(completions), rewards_B.view(len(prompts), self.group_size))
+        groups = Groups(tuple(completions), rewards_B.view(len(prompts), self.group_size))
+        if not self.overlong.overlong_buffer:
+            return groups
+        penalties_PG = self.overlong.penalties(groups.lengths(), self.engine.max_new_tokens)
+        return replace(groups, penalties_PG=penalties_PG)
 
     def _experience(self, groups: Groups) -> Experience:
         """Advantages, layout, and what does not count."""
-        limit, rewards_PG = self.engine.max_new_tokens, groups.rewards_PG
-        if self.overlong.overlong_buffer:
-            rewards_PG = rewards_PG + self.overlong.penalties(groups.lengths(), limit)
+        limit, rewards_PG = self.engine.max_new_tokens, groups.shaped_PG
         spread = None
         if self.advantages.scale_rewards == "batch":
             spread = deviation(rewards_PG, rewards_PG.isfinite()).over_ranks().value()
@@ -182,9 +185,6 @@ class GRPOModule(PolicyModule):
         """Metrics of a rollout; every update on it logs them."""
         metrics = groups.metrics()
         metrics["reward_errors"] = Metric("sum", float(self.reward_errors))
-        if self.overlong.overlong_buffer:
-            penalty = self.overlong.penalties(groups.lengths(), self.engine.max_new_tokens)
-            metrics["length_penalty"] = mean(penalty, torch.ones_like(penalty, dtype=torch.bool))
         self.reward_errors = 0
         return metrics
 

@@ -3,12 +3,13 @@
     embedded          the policy that ships with the package (see `recipes/warmup.yaml`)
     a folder          what `save_pretrained` writes
     a .gguf file      dequantized on loading (needs the package `gguf`)
-    anything else     a name on the Hugging Face hub
+    anything else     a name on the Hugging Face hub, unless it is nearly that of a shipped policy
 
 Parameters are FP32 master weights whatever the file holds; what a layer computes in is the plan's
 business.
 """
 
+import difflib
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -39,7 +40,8 @@ class Policy:
         save_dtype: dtype that `save` stores weights in.
 
     Raises:
-        UserError: a folder without a configuration, or without weights that `init` needs.
+        UserError: a folder without a configuration, or without weights that `init` needs; a name
+            that is nearly that of a shipped policy.
     """
 
     def __init__(
@@ -139,6 +141,10 @@ def _locate(name: str) -> dict[str, str]:
         return {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
     if name.startswith((".", "/", "~")) and not path.expanduser().is_dir():
         raise UserError(f"policy {name}: there is no such folder")
+    if "/" not in name and not path.is_dir():  # so that a slip does not wait for the hub
+        shipped = sorted(file.parent.name for file in ASSETS.glob("*/config.json"))
+        for near in difflib.get_close_matches(name, shipped, n=1):
+            raise UserError(f"policy {name}: there is no such policy; did you mean {near}?")
     return {"pretrained_model_name_or_path": str(path.expanduser())}
 
 

@@ -167,8 +167,8 @@ class PolicyModule(L.LightningModule):
         try:
             given = self.task.reward(prompt, text)
             reward = math.nan if given is None else float(given)
-            if math.isinf(reward):
-                raise ValueError(f"the reward is {reward}")
+            if abs(reward) > torch.finfo(torch.float32).max:
+                raise ValueError(f"the reward is {reward}, which is no FP32 number")
         except Exception as error:  # a task is anyone's code, and may raise anything
             if self.on_reward_error == "skip":
                 self.reward_errors += 1
@@ -179,6 +179,15 @@ class PolicyModule(L.LightningModule):
                 "rewards: grpo.on_reward_error=skip"
             ) from error
         return reward
+
+    def _solved(self, reward: float) -> bool:
+        try:
+            return bool(self.task.solved(reward))
+        except Exception as error:  # a task is anyone's code, and may raise anything
+            raise UserError(
+                f"task {type(self.task).__name__}: solved({reward}) failed: "
+                f"{type(error).__name__}: {error}; correct the task"
+            ) from error
 
     def evaluate(self, prompts: Sequence[Prompt], pass_at: Sequence[int] = ()) -> dict[str, Metric]:
         """Sample and judge completions of each prompt; training is not touched.
@@ -197,7 +206,7 @@ class PolicyModule(L.LightningModule):
         completions = self.sample(prompts, samples, derive_seed(self.seed, "evaluate"))
         rewards_B = self.judge(prompts, completions, "held_out")
         known_B = rewards_B.isfinite()
-        solved_B = known_B & torch.tensor([self.task.solved(r) for r in rewards_B.tolist()])
+        solved_B = torch.tensor([not math.isnan(r) and self._solved(r) for r in rewards_B.tolist()])
         metrics = {"reward": mean(rewards_B, known_B), "solved": mean(solved_B, known_B)}
         solved_P = solved_B.view(len(prompts), samples).sum(dim=1)
         for k in pass_at:

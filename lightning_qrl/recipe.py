@@ -161,7 +161,20 @@ def _merge(below: Any, above: Any) -> Any:
     """Mappings are merged key by key; anything else is replaced."""
     if not (isinstance(below, dict) and isinstance(above, dict)):
         return above
-    return {**below, **{k: _merge(below[k], v) if k in below else v for k, v in above.items()}}
+    merged = {
+        key: _merge(below[key], value)
+        if key in below and not _other_task(key, below[key], value)
+        else value
+        for key, value in above.items()
+    }
+    return {**below, **merged}
+
+
+def _other_task(key: str, below: Any, above: Any) -> bool:
+    """Whether a section names another task: the options of the one below are not its own."""
+    if key != "task" or not (isinstance(below, dict) and isinstance(above, dict)):
+        return False
+    return any(n in above and above[n] != below.get(n) for n in ("name", "_target_"))
 
 
 def _plain(label: str, make: Callable[[], Any], *, resolve: bool = False) -> dict[str, Any]:

@@ -73,7 +73,10 @@ REFERENCES = [
     ("grpo.kl_coef=0.1 grpo.reference=''", "grpo.reference: policy"),
     ("grpo.kl_coef=-0.1", "grpo: kl_coef must be at least 0 and finite"),
     ("grpo.kl_coef=.inf", "grpo: kl_coef must be at least 0 and finite"),
-    ("grpo.kl_estimator=k4", "grpo.kl_estimator: Input should be 'k1', 'k2' or 'k3'"),
+    (
+        "grpo.kl_coef=1 grpo.kl_estimator=k4",
+        "grpo.kl_estimator: Input should be 'k1', 'k2' or 'k3'",
+    ),
     ("grpo.loss={name: distill, coef: 0} grpo.reference=embedded", "grpo.loss: coef must be above"),
 ]
 
@@ -100,7 +103,16 @@ NUMBERS = [
     ("rollout.min_p=1.0", "rollout: min_p must be at least 0 and below 1, got 1.0"),
     ("grpo.overlong_buffer=9", "grpo: overlong_buffer=9 is longer than rollout.max_new_tokens=8"),
     ("grpo.overlong_buffer=-1", "grpo: overlong_buffer must be at least 0, got -1"),
-    ("grpo.overlong_penalty=0", "grpo: overlong_penalty must be above 0 and finite, got 0"),
+    ("grpo.overlong_buffer=2 grpo.overlong_penalty=0", "grpo: overlong_penalty must be above 0"),
+    ("grpo.overlong_penalty=2.0", "grpo.overlong_penalty: it does nothing without"),
+    ("grpo.kl_estimator=k2", "grpo.kl_estimator: it does nothing without grpo.kl_coef"),
+    ("rollout.top_k=1", "rollout.top_k: all completions of a prompt would be the same"),
+    ("grpo.loss={name: dapo, clip_low: 0.1} grpo.clip_low=0.2", "gives clip_low too"),
+    ("grpo.loss=distill grpo.reference=embedded grpo.leverage=0.5", "grpo.leverage: loss distill"),
+    (
+        "grpo.loss=distill grpo.reference=embedded grpo.dynamic_sampling=1",
+        "grpo.dynamic_sampling: loss distill does not learn from rewards",
+    ),
     ("grpo.leverage=0", "grpo: leverage must be above 0 and at most 1, got 0"),
     ("grpo.leverage=1.5", "grpo: leverage must be above 0 and at most 1, got 1.5"),
     ("grpo.leverage=.nan", "grpo: leverage must be above 0 and at most 1, got nan"),

@@ -57,6 +57,21 @@ def test_a_damaged_folder(file, text, tmp_path, save_policy):
     assert "cannot be loaded" in refused(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("slip", "meant"), [("embedde", "embedded"), ("embeded-moe", "embedded-moe")]
+)
+def test_nearly_the_name_of_a_shipped_policy_is_refused_at_once(slip, meant, tmp_path, monkeypatch):
+    with pytest.raises(UserError) as error:
+        Policy(slip)  # which asks no hub
+    assert str(error.value) == f"policy {slip}: there is no such policy; did you mean {meant}?"
+    for elsewhere in (f"someone/{slip}", "gpt2", "distilgpt2"):
+        assert Policy(elsewhere).name == elsewhere
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / slip).mkdir()
+    with pytest.raises(UserError, match=r"no config\.json"):  # a folder of that name is meant
+        Policy(slip)
+
+
 @pytest.mark.parametrize("name", ["nobody/nothing-0b", "not a name", "a/b/c"])
 def test_a_hub_name_that_is_unknown_offline(name, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

@@ -51,6 +51,22 @@ def test_an_unknown_metric_is_answered_with_near_names(run):
     assert message.endswith("no metric 'train/rewards'; the nearest are train/reward, train/loss")
 
 
+def test_an_unknown_run_is_answered_with_near_names(run, tmp_path):
+    client = MlflowClient(run.uri)
+    experiment = client.get_experiment_by_name("tests").experiment_id
+    for _ in range(2):  # a name is given once however many runs have it
+        client.create_run(experiment, run_name="zzz")
+    with pytest.raises(UserError) as caught:
+        read_series(run.uri, "a rnu", "train/reward")
+    names = str(caught.value).removeprefix(f"no run a rnu at {run.uri}; the nearest are ")
+    assert names.split(", ")[0] == "a run"
+    assert names.split(", ").count("zzz") == 1
+    empty = f"sqlite:///{tmp_path}/empty.db"
+    MlflowClient(empty).search_experiments()
+    with pytest.raises(UserError, match="no run x at .*; it has no runs$"):
+        read_series(empty, "x", "train/reward")
+
+
 def test_an_unknown_run_and_a_file_that_is_not_there(run, tmp_path):
     with pytest.raises(UserError, match="no run nobody at sqlite"):
         read_series(run.uri, "nobody", "train/reward")

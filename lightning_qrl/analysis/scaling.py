@@ -9,17 +9,15 @@ over A and C_mid; as there, the first part of a curve may be left out (`min_comp
 measured, not fitted: give it, or let the curve begin with it, at compute 0 say; then the noise of
 that one value is part of every interval.
 
-The paper puts +-0.02 on A from three runs. Here each fit has 95% bootstrap intervals:
+The paper puts +-0.02 on A from three runs. Here each fit has 95% intervals (see `bootstrap`):
 
 - *several seeds*: whole curves are resampled and the fit repeated. The interval to report.
 - *one seed*: its residuals are resampled, neighbours together. That covers the noise of evaluation
   and the passing fluctuations of *this* run. It does not cover what another seed would have done,
   nor that the truth may be no sigmoid.
 
-How, and what makes them wide enough for small samples: see `bootstrap`.
-
-A curve that has not bent fits any A. Then C_mid reaches the edge of the search, the interval of A
-has no upper end, and `problems` says so.
+A curve that has not bent fits any A beyond it: above one that rises, below one that falls. Then
+C_mid reaches the edge of the search, the interval of A is open there, and `problems` says so.
 
 R resamples with the fit itself as row 0, S points, K seeds, H points held out.
 """
@@ -275,7 +273,8 @@ def _judge(
     draws: Sigmoids, compute_S: Floats, factor: float
 ) -> tuple[Estimate, Estimate, Estimate, tuple[str, ...]]:
     """A, B and C_mid with their intervals, open where these reach the edge of the search."""
-    moved = interval(draws.at(compute_S.max(keepdims=True))[:, 0] - draws.floor_R, factor)
+    end_R = draws.at(compute_S.max(keepdims=True))[:, 0]
+    end, moved = interval(end_R, factor), interval(end_R - draws.floor_R, factor)
     if moved.low <= 0 <= moved.high:
         nothing = Estimate(math.nan, 0.0, math.inf)
         problem = "A, B and C_mid are not identified: the reward moved no more than its noise"
@@ -286,9 +285,10 @@ def _judge(
     problems = []
     if c_mid.high == math.inf or b.low == 0:
         value = math.nan if math.isnan(c_mid.value) or math.isnan(b.value) else a.value
+        low, high = max(a.low, end.low), min(a.high, end.high)  # no curve passes its own A
         rising = moved.value > 0
-        a = Estimate(value, a.low, math.inf) if rising else Estimate(value, -math.inf, a.high)
-        side = f"at least {a.low:.4g}" if rising else f"at most {a.high:.4g}"
+        a = Estimate(value, low, math.inf) if rising else Estimate(value, -math.inf, high)
+        side = f"at least {low:.4g}" if rising else f"at most {high:.4g}"
         problems.append(
             f"A is not identified: the curve has not bent by compute {compute_S.max():g}, and any "
             f"A of {side} fits"

@@ -45,7 +45,9 @@ def fit(
         print(chosen.to_yaml(), end="")
         return
     outcome = launch(chosen, origin)
-    print(summary(outcome.status, outcome.plan, outcome.evaluations, outcome.run))
+    evaluates = "held_out_evaluation" in chosen.values["callbacks"]
+    ended = outcome.status, outcome.plan, outcome.evaluations, outcome.run
+    print(summary(*ended, evaluates=evaluates))
     sys.exit(outcome.exit_code)
 
 

@@ -47,7 +47,8 @@ def _dispatcher(function: Callable[P, R], odd: bool) -> Callable[P, R]:
 
     @functools.wraps(function)
     def dispatch(*args: P.args, **kwargs: P.kwargs) -> R:
-        static, *tensors = args
+        static, *given_tensors = args
+        tensors: list[Any] = list(given_tensors)
         given = [t for t in tensors if isinstance(t, Tensor)]
         first = given[0]
         if torch.compiler.is_compiling() or first.numel() < WORTHWHILE or not _possible(first):
@@ -58,12 +59,19 @@ def _dispatcher(function: Callable[P, R], odd: bool) -> Callable[P, R]:
         if key not in kernels and first.numel() < ENOUGH:
             return function(*args, **kwargs)
         with torch.no_grad():
+            tensors = [_at_start(t) for t in tensors]
             if key not in kernels:
                 kernels[key] = _make(function, static, tensors, odd)
             result: R = kernels[key](*tensors)
         return result
 
     return dispatch
+
+
+def _at_start(tensor: Any) -> Any:
+    """A tensor at the start of its memory: to the compiler, any other place is another kernel."""
+    elsewhere = isinstance(tensor, Tensor) and tensor.storage_offset()
+    return tensor.clone() if elsewhere else tensor
 
 
 def apart(per_block: Tensor) -> Tensor:

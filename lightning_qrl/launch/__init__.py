@@ -104,9 +104,12 @@ def check(
     if trainer.precision not in PRECISIONS:
         message = f"expected one of {', '.join(PRECISIONS)}, got {trainer.precision}"
         raise recipe.error("trainer.precision", message)
-    for callback in run.callbacks.values():
+    for key, callback in run.callbacks.items():
         if isinstance(callback, ChecksTrainer):
-            callback.check_trainer(trainer)
+            try:
+                callback.check_trainer(trainer)
+            except UserError as error:
+                raise recipe.error(f"callbacks.{key}", str(error)) from None
     return run, plan, record, trainer
 
 

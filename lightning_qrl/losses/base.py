@@ -24,9 +24,11 @@ class Loss(ABC):
 
     Attributes:
         needs_reference: whether the batch must carry a reference policy's log-probabilities.
+        learns_from_rewards: whether the advantages of the batch matter.
     """
 
     needs_reference: ClassVar[bool] = False
+    learns_from_rewards: ClassVar[bool] = True
 
     @abstractmethod
     def per_token(

@@ -36,6 +36,7 @@ class Distill(Loss):
 
     coef: float = 1.0
     needs_reference: ClassVar[bool] = True
+    learns_from_rewards: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if not 0 < self.coef < math.inf:

@@ -12,6 +12,7 @@ from lightning_qrl.probes.judgement import (
     Check,
     Judge,
     all_groups_equal,
+    all_tokens_count,
     gradients,
     learns,
     no_gradient,
@@ -87,16 +88,20 @@ PROBES = (
     Probe(
         name="bandit",
         what="one token, one of which earns",
-        suspect="the policy loss: its sign, its scale, and the importance ratio, which is against "
-        "the policy that sampled; or the optimizer",
+        suspect="the policy loss: its sign (cosine -1), its scale, over micro-batches too "
+        "(length), or the importance ratio, which is against the policy that sampled (second "
+        "gradient). If tokens are missing, or a gradient is 0 or of another cosine, alignment: are "
+        "mask and advantages those of the completions? If log-probs are off, the sync: does the "
+        "sampler have the weights of the last update? If p alone is wrong, the optimizer",
         world=World(
             ("x",),
             lambda prompt, said: float(said == "a"),
             iterations=2,
             updates=28,
+            micro_batches=2,
             optimizer=AdamWSettings(lr=5e-3),  # so small that the second update is not all clipped
         ),
-        answers=(gradients(2), learns("x", "a")),
+        answers=(sampler_agrees(14), all_tokens_count, gradients(2), learns("x", "a")),
     ),
     Probe(
         name="delayed",
@@ -112,21 +117,31 @@ PROBES = (
             updates=24,
             optimizer=DESCENT,
         ),
-        answers=(sampler_agrees, gradients(1), learns("yx", "a"), stays("yxa")),
+        answers=(
+            sampler_agrees(1),
+            all_tokens_count,
+            gradients(1),
+            learns("yx", "a"),
+            stays("yxa"),
+        ),
     ),
     Probe(
         name="contextual",
         what="two prompts, each with its own answer",
-        suspect="conditioning: is each completion laid out behind its own prompt, and do padding, "
-        "its mask and its positions leave the sampler's policy that of the trainer?",
+        suspect="pairing: is each completion judged against its own prompt, and laid out behind "
+        "it? Or conditioning: do padding, its mask, its positions and the temperature leave the "
+        "sampler's policy that of the trainer?",
         world=World(
             ("x", "yyyx"),
             lambda prompt, said: float(said[:1] == ("a" if prompt == "x" else "b")),
             policy="gpt2",
             tokens=2,
             group_size=16,
+            updates=24,
+            temperature=0.7,
         ),
-        answers=(sampler_agrees, gradients(1), learns("x", "a"), learns("yyyx", "b")),
+        # The first rollout alone may have its prompts in an order that reads the same backwards.
+        answers=(sampler_agrees(1), gradients(3), learns("x", "a"), learns("yyyx", "b")),
     ),
 )
 

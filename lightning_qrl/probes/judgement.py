@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from lightning_qrl.probes.oracle import Oracle
 from lightning_qrl.probes.policies import VOCABULARY
-from lightning_qrl.probes.trial import Trial, Weights
+from lightning_qrl.probes.trial import Rollout, Trial, Weights
 
 ROUNDING = 1e-4  # of FP32 against float64, relative; a hundred times what was measured
 LIKELY = 0.95  # a probability that has gone to 1
@@ -57,13 +57,14 @@ def all_groups_equal(trial: Trial) -> Check:
 
 
 def gradients(count: int) -> Judge:
-    """The gradients of the first updates, all on the first rollout, are those of the equation."""
+    """The gradients of the first updates are those of the equation."""
 
     def judge(trial: Trial) -> Check:
-        sampler = Oracle(trial.policy, trial.updates[0].weights)
-        found, near = [], True
-        for update in trial.updates[:count]:
-            expected = Oracle(trial.policy, update.weights).gradient(trial.rollout, sampler)
+        each, found, near = trial.world.iterations, [], True
+        for i, update in enumerate(trial.updates[:count]):
+            rollout, first = trial.rollouts[i // each], trial.updates[i // each * each]
+            sampler = _oracle(trial, first.weights)
+            expected = _oracle(trial, update.weights).gradient(rollout, sampler)
             said, off = _difference(update.gradient, expected)
             found.append(said)
             near &= off <= ROUNDING
@@ -82,13 +83,35 @@ def _difference(got: Weights, expected: Weights) -> tuple[str, float]:
     return f"off by {off:.0e} (cosine {cosine:.3f}, length x {length:.3f})", off
 
 
-def sampler_agrees(trial: Trial) -> Check:
-    """The sampler's log-probabilities are the policy's, without a batch, padding or cache."""
-    oracle, rollout = Oracle(trial.policy, trial.updates[0].weights), trial.rollout
-    expected = map(oracle.logprobs, rollout.prompts, rollout.said)
-    pairs = zip(rollout.logprobs_N, expected, strict=True)
-    off = max(float((sampled - exact).abs().max()) for sampled, exact in pairs)
-    return Check("the sampler's log-probs as in float64", f"off by {off:.0e}", off <= ROUNDING)
+def sampler_agrees(count: int) -> Judge:
+    """In the first rollouts the sampler's log-probabilities are those of the policy of then.
+
+    They are worked out from the weights that the first update on a rollout finds, without a batch,
+    padding or cache.
+    """
+
+    def judge(trial: Trial) -> Check:
+        first = trial.updates[:: trial.world.iterations]
+        pairs = list(zip(trial.rollouts, first, strict=True))[:count]
+        offs = [_off(rollout, _oracle(trial, update.weights)) for rollout, update in pairs]
+        wrong = [i for i, off in enumerate(offs, start=1) if not off <= ROUNDING]  # NaN is wrong
+        which = "the first rollout" if count == 1 else f"each of {len(offs)} rollouts"
+        found = f"off by {max(offs):.0e}" + (f", first in rollout {wrong[0]}" if wrong else "")
+        return Check(f"the sampler's log-probs in {which} as in float64", found, not wrong)
+
+    return judge
+
+
+def _off(rollout: Rollout, oracle: Oracle) -> float:
+    expected = torch.cat(list(map(oracle.logprobs, rollout.prompts, rollout.said)))
+    return float((torch.cat(rollout.logprobs_N) - expected).abs().max())
+
+
+def all_tokens_count(trial: Trial) -> Check:
+    """Every sampled token has been trained on, and nothing else, in each update on its rollout."""
+    sampled = sum(len(said) for rollout in trial.rollouts for said in rollout.said)
+    expected, counted = sampled * trial.world.iterations, trial.metrics["train/num_tokens"]
+    return Check("every sampled token counts", f"{counted:g} of {expected}", counted == expected)
 
 
 def learns(prompt: str, answer: str) -> Judge:
@@ -118,7 +141,11 @@ def _before_and_after(trial: Trial, prefix: str) -> tuple[Tensor, Tensor]:
     """Probabilities of the token after a prefix, float64 [V]."""
     ids = tuple(VOCABULARY.index(character) for character in prefix)
     before, after = (
-        Oracle(trial.policy, weights).next_token(ids)
+        _oracle(trial, weights).next_token(ids)
         for weights in (trial.updates[0].weights, trial.weights)
     )
     return before, after
+
+
+def _oracle(trial: Trial, weights: Weights) -> Oracle:
+    return Oracle(trial.policy, weights, trial.world.temperature)

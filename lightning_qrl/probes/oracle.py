@@ -30,18 +30,20 @@ class Oracle:
     Args:
         policy: builds the model.
         weights: its weights.
+        temperature: divides the logits, in sampling and so in training.
     """
 
-    def __init__(self, policy: Policy, weights: Weights) -> None:
+    def __init__(self, policy: Policy, weights: Weights, temperature: float = 1.0) -> None:
         self.model = policy.build().double().eval()
         self.model.load_state_dict(weights)
+        self.temperature = temperature
         self._logprobs: dict[tuple[Tokens, Tokens], Tensor] = {}
 
     def logits(self, prompt: Tokens, tokens: Tokens) -> Tensor:
-        """Logits that each of the tokens after a prompt is drawn from, float64 [M, V]."""
+        """Logits by the temperature, of the tokens after a prompt, float64 [M, V]."""
         ids_1T = torch.tensor([[*prompt, *tokens]])
         logits_TV: Tensor = self.model(input_ids=ids_1T, use_cache=False).logits[0]
-        return logits_TV[len(prompt) - 1 : -1]
+        return logits_TV[len(prompt) - 1 : -1] / self.temperature
 
     @torch.no_grad()
     def logprobs(self, prompt: Tokens, tokens: Tokens) -> Tensor:

@@ -6,6 +6,7 @@ tokens that it returns, and the weights and the gradient of each update.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import lightning as L
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
@@ -38,6 +39,8 @@ class World:
         group_size: completions of each.
         iterations: updates on each rollout.
         updates: in all.
+        micro_batches: parts that each update's gradient is accumulated from.
+        temperature: of the sampler.
         optimizer: the optimizer's settings.
     """
 
@@ -49,6 +52,8 @@ class World:
     group_size: int = 32
     iterations: int = 1
     updates: int = 30
+    micro_batches: int = 1
+    temperature: float = 1.0
     optimizer: AdamWSettings = AdamWSettings(lr=1e-2)
 
     def prompts(self, split: Split) -> list[Prompt]:
@@ -101,15 +106,17 @@ class Trial:
     """What came of it.
 
     Attributes:
+        world: it was in.
         policy: the policy; builds the model as it was at first.
-        rollout: the first one.
+        rollouts: all of them.
         updates: all of them.
         weights: afterwards.
         metrics: of the last step, by name.
     """
 
+    world: World
     policy: ProbePolicy
-    rollout: Rollout
+    rollouts: list[Rollout]
     updates: list[Update]
     weights: Weights
     metrics: dict[str, float]
@@ -118,7 +125,12 @@ class Trial:
 def attempt(world: World) -> Trial:
     """Train a policy in a world, on the accelerator that a run would take."""
     policy = ProbePolicy(world.policy)
-    engine = Witness(eos_id=policy.eos_id, pad_id=policy.pad_id, max_new_tokens=world.tokens)
+    engine = Witness(
+        eos_id=policy.eos_id,
+        pad_id=policy.pad_id,
+        max_new_tokens=world.tokens,
+        temperature=world.temperature,
+    )
     module = GRPOModule(
         policy=policy,
         task=world,
@@ -132,18 +144,20 @@ def attempt(world: World) -> Trial:
         group_size=world.group_size,
         prompts_per_rollout=len(prompts),
         num_iterations=world.iterations,
+        micro_batches=world.micro_batches,
     )
     witness = UpdateWitness()
-    trainer = _trainer(world.updates, witness)
+    trainer = _trainer(world, witness)
     trainer.fit(module, data)
     weights = _copy(module.model.state_dict())
     metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
-    return Trial(policy, engine.rollout(world), witness.seen, weights, metrics)
+    return Trial(world, policy, engine.rollouts(world), witness.seen, weights, metrics)
 
 
-def _trainer(steps: int, witness: L.Callback) -> L.Trainer:
+def _trainer(world: World, witness: L.Callback) -> L.Trainer:
     return L.Trainer(
-        max_steps=steps,
+        max_steps=world.updates,
+        accumulate_grad_batches=world.micro_batches,
         devices=1,
         plugins=[LightningEnvironment()],  # alone, whatever cluster this machine belongs to
         callbacks=[witness],
@@ -158,29 +172,32 @@ def _trainer(steps: int, witness: L.Callback) -> L.Trainer:
 
 
 class Witness(Embedded):
-    """The embedded engine; it keeps the first rollout."""
+    """The embedded engine; it keeps what it was asked and what it said."""
 
-    first: tuple[list[Tokens], list[Completion]] | None = None
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.seen: list[tuple[list[Tokens], list[Completion]]] = []
 
     @override
     def generate(
         self, prompts: Sequence[Sequence[int]], *, samples: int, seed: int
     ) -> list[Completion]:
         completions = super().generate(prompts, samples=samples, seed=seed)
-        if self.first is None:
-            asked = [tuple(prompt) for prompt in prompts for _ in range(samples)]
-            self.first = asked, completions
+        asked = [tuple(prompt) for prompt in prompts for _ in range(samples)]
+        self.seen.append((asked, completions))
         return completions
 
-    def rollout(self, world: World) -> Rollout:
-        """The first rollout, and what the world pays for it."""
-        assert self.first is not None
-        prompts, completions = self.first
-        said = [tuple(completion.token_ids_N.tolist()) for completion in completions]
-        logprobs_N = [completion.logprobs_N for completion in completions]
-        pairs = zip(prompts, said, strict=True)
-        rewards = [world.pays(text(prompt), text(answer)) for prompt, answer in pairs]
-        return Rollout(prompts, said, logprobs_N, rewards, world.group_size)
+    def rollouts(self, world: World) -> list[Rollout]:
+        """All rollouts, and what the world pays for them."""
+        return [_rollout(world, prompts, completions) for prompts, completions in self.seen]
+
+
+def _rollout(world: World, prompts: list[Tokens], completions: list[Completion]) -> Rollout:
+    said = [tuple(completion.token_ids_N.tolist()) for completion in completions]
+    logprobs_N = [completion.logprobs_N for completion in completions]
+    pairs = zip(prompts, said, strict=True)
+    rewards = [world.pays(text(prompt), text(answer)) for prompt, answer in pairs]
+    return Rollout(prompts, said, logprobs_N, rewards, world.group_size)
 
 
 def text(token_ids: Tokens) -> str:

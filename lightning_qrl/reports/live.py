@@ -28,6 +28,7 @@ class Progress:
         seconds_left: estimated time left; None before there is a measurement.
         rewards: mean reward of every step so far.
         metrics: the newest metrics by their full names.
+        learns_from_rewards: whether the loss does.
     """
 
     title: str
@@ -36,6 +37,7 @@ class Progress:
     seconds_left: float | None
     rewards: Sequence[float]
     metrics: dict[str, float]
+    learns_from_rewards: bool = True
 
     def shown(self) -> list[tuple[str, str]]:
         """The numbers that tell whether a run is healthy, as far as they were measured."""
@@ -58,8 +60,10 @@ class Progress:
         equal = self.metrics.get("train/frac_reward_zero_std", 0.0)
         truncated = self.metrics.get("train/completions/clipped_ratio", 0.0)
         missing = self.metrics.get("train/rewards_missing", 0.0)
+        errors = self.metrics.get("train/reward_errors", 0.0)
+        known = not missing or self.metrics.get("train/reward_std", 1.0) > 0
         said = {}
-        if equal > EQUAL_REWARDS:
+        if equal > EQUAL_REWARDS and known and self.learns_from_rewards:
             said["train/frac_reward_zero_std"] = (
                 f"{equal:.0%} of the groups give no gradient: all their rewards are equal, the "
                 "task is too easy or too hard for the policy; try grpo.dynamic_sampling, a larger "
@@ -70,9 +74,14 @@ class Progress:
                 f"{truncated:.0%} of the completions were cut off at the length limit; try a "
                 "larger rollout.max_new_tokens or grpo.overlong_buffer"
             )
-        if missing > 0:
+        if missing > 0 and self.learns_from_rewards:
             said["train/rewards_missing"] = (
-                f"{missing:.0f} completions have no reward: they are not trained on"
+                f"{missing:.0f} completions have no reward: they get no gradient"
+            )
+        if errors > 0:
+            said["train/reward_errors"] = (
+                f"the task failed on {errors:.0f} completions, which grpo.on_reward_error=skip "
+                "passes over; stop instead to see the error"
             )
         return said
 

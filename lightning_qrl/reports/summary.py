@@ -6,7 +6,12 @@ from lightning_qrl.tracking import MLflowRun
 
 
 def summary(
-    status: str, plan: str, evaluations: Mapping[int, Mapping[str, float]], run: MLflowRun
+    status: str,
+    plan: str,
+    evaluations: Mapping[int, Mapping[str, float]],
+    run: MLflowRun,
+    *,
+    evaluates: bool,
 ) -> str:
     """A few lines for the terminal.
 
@@ -14,11 +19,13 @@ def summary(
         status: how the run ended.
         plan: one line on what was quantized.
         evaluations: held-out metrics by the number of optimizer steps.
-        run: the run in MLflow.
+        run: the run in MLflow; without an id it was stopped before it began.
+        evaluates: whether the recipe has held-out evaluations.
     """
-    lines = ["", f"{status.lower()}: {plan}", f"held-out reward  {_reward(evaluations)}"]
-    if run.run_id:
-        lines += [f"run     {run.run_name} (id {run.run_id})", f"folder  {run.run_folder}"]
+    lines = ["", f"{status.lower()}: {plan}", f"held-out reward  {_reward(evaluations, evaluates)}"]
+    if not run.run_id:
+        return "\n".join(lines)
+    lines += [f"run     {run.run_name} (id {run.run_id})", f"folder  {run.run_folder}"]
     if run.uri.startswith(("http://", "https://")):
         lines.append(f"look    {run.uri}")
     else:
@@ -28,8 +35,9 @@ def summary(
     return "\n".join(lines)
 
 
-def _reward(evaluations: Mapping[int, Mapping[str, float]]) -> str:
+def _reward(evaluations: Mapping[int, Mapping[str, float]], evaluates: bool) -> str:
     """Before and after training, as far as it was measured."""
     steps = sorted({min(evaluations), max(evaluations)}) if evaluations else []
     measured = [f"{evaluations[step]['reward']:.3f} at step {step}" for step in steps]
-    return "  ->  ".join(measured) or "not measured (no held_out_evaluation)"
+    why = "" if evaluates else " (no held_out_evaluation)"  # else it was stopped before the first
+    return "  ->  ".join(measured) or f"not measured{why}"

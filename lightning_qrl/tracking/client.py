@@ -1,14 +1,17 @@
 """MLflow's client for a server that answers, and the runs that it knows."""
 
+import difflib
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from lightning_qrl.errors import UserError
 from lightning_qrl.tracking.reach import alone, check_answers, one_line, sqlite_file
 
 DEFAULT_URI = "sqlite:///mlflow.db"
+NEAR = 8  # names that a wrong one is answered with
+RECENT = 1000  # runs, the newest, that these are looked for among
 
 
 def tracking_uri(uri: str | None) -> str:
@@ -51,7 +54,7 @@ def find_run(client: Any, uri: str, run: str) -> Any:
     """A run, by its id, its name (the newest of that name) or its folder's name.
 
     Raises:
-        UserError: there is no such run.
+        UserError: there is no such run; the message gives the nearest names.
     """
     name = run.replace("'", "")
     for query in (
@@ -62,11 +65,20 @@ def find_run(client: Any, uri: str, run: str) -> Any:
         with one_line(uri):
             for found in search(client, query):
                 return found
-    raise UserError(f"no run {run} at {uri}")
+    with one_line(uri):
+        infos = [found.info for found in search(client, count=RECENT)]
+    names = [info.run_name or info.run_id for info in infos]  # an old server may give no name
+    raise UserError(f"no run {run} at {uri}; {near_names(run, names) or 'it has no runs'}")
 
 
-def search(client: Any, query: str) -> Sequence[Any]:
-    """The newest run that a query finds, if any."""
+def near_names(name: str, known: Iterable[str]) -> str:
+    """A clause for an error message: known names, the nearest first; empty if none is known."""
+    names = difflib.get_close_matches(name, dict.fromkeys(known), NEAR, cutoff=0.0)
+    return f"the nearest are {', '.join(names)}" if names else ""
+
+
+def search(client: Any, query: str = "", count: int = 1) -> Sequence[Any]:
+    """The newest runs that a query finds, if any."""
     experiments = [e.experiment_id for e in client.search_experiments()]
-    found: Sequence[Any] = client.search_runs(experiments, query, max_results=1)
+    found: Sequence[Any] = client.search_runs(experiments, query, max_results=count)
     return found

@@ -1,15 +1,11 @@
 """A metric of a recorded run, step by step, for whoever analyses it."""
 
-import difflib
-
 import numpy as np
 from numpy.typing import NDArray
 
 from lightning_qrl.errors import UserError
-from lightning_qrl.tracking.client import connect_to_read, find_run, tracking_uri
+from lightning_qrl.tracking.client import connect_to_read, find_run, near_names, tracking_uri
 from lightning_qrl.tracking.reach import one_line
-
-NEAR = 8  # names that a wrong one is answered with
 
 
 def read_series(
@@ -29,8 +25,7 @@ def read_series(
     client = connect_to_read(uri, run)
     found = find_run(client, uri, run)
     if metric not in found.data.metrics:
-        names = difflib.get_close_matches(metric, found.data.metrics, NEAR, cutoff=0.0)
-        there = f"the nearest are {', '.join(names)}" if names else "it has no metrics"
+        there = near_names(metric, found.data.metrics) or "it has no metrics"
         raise UserError(f"run {run} at {uri}: no metric {metric!r}; {there}")
     with one_line(uri):
         history = client.get_metric_history(found.info.run_id, metric)

@@ -199,6 +199,16 @@ def test_a_falling_curve_has_its_ceiling_below():
     assert "at most" in fit.problems[0]
 
 
+def test_a_straight_line_bounds_its_ceiling_by_where_it_has_got_to():
+    x, falling = np.arange(40), np.linspace(0.9, 0.1, 40)
+    down, up = fit_sigmoid(Series(x, falling)), fit_sigmoid(Series(x, 1 - falling))
+    assert (down.a.low, up.a.high) == (-math.inf, math.inf)
+    assert down.a.high == pytest.approx(0.1, abs=0.05)
+    assert up.a.low == pytest.approx(0.9, abs=0.05)
+    assert f"any A of at most {down.a.high:.4g} fits" in down.problems[0]
+    assert f"any A of at least {up.a.low:.4g} fits" in up.problems[0]
+
+
 def test_a_jump_has_no_steepness():
     fit = fit_sigmoid(Series(COMPUTE, np.where(COMPUTE > 2000, 0.8, 0.1)), r0=0.1)
     assert fit.b.high == math.inf

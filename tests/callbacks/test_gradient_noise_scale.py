@@ -116,7 +116,7 @@ def test_one_micro_batch_is_refused_before_anything_is_written(tmp_path, monkeyp
     with pytest.raises(UserError, match="set trainer.accumulate_grad_batches to at least 2"):
         check(recipe)
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(UserError, match="gradient_noise_scale: compares micro-batches"):
+    with pytest.raises(UserError, match="noise scale compares micro-batches"):
         GradientNoiseScale().setup(L.Trainer(accelerator="cpu", logger=False), None, "fit")
 
 

@@ -139,6 +139,16 @@ def test_a_kernel_once_made_serves_small_tensors_too(
     assert times(2.0, tiny)[0] == 2
 
 
+def test_where_a_tensor_begins_needs_no_other_kernel(compiler: None):
+    @compiled()
+    def double(factor: float, x: Tensor) -> Tensor:
+        return x * factor
+
+    experts = torch.arange(40.0 * ENOUGH).view(40, ENOUGH)
+    for expert in experts:  # more of them than the compiler makes kernels of one function
+        assert torch.equal(double(2.0, expert), 2 * expert)
+
+
 def test_a_kernel_that_differs_is_dropped(compiler: None):
     @compiled()
     def double(factor: float, x: Tensor) -> Tensor:

@@ -69,6 +69,14 @@ def test_a_table_is_a_row_of_logits_for_each_token():
     assert [n for n, p in oracle.model.named_parameters() if p.requires_grad] == ["lm_head.weight"]
 
 
+def test_the_temperature_divides_the_logits():
+    policy = ProbePolicy("qwen3")
+    weights = policy.build().state_dict()
+    cool, plain = Oracle(policy, weights, 0.5), Oracle(policy, weights)
+    squared = plain.next_token(ids("x")).square()
+    torch.testing.assert_close(cool.next_token(ids("x")), squared / squared.sum())
+
+
 def test_policies_follow_from_their_seed_and_leave_the_global_one_alone():
     torch.manual_seed(3)
     first = ProbePolicy("qwen3").build().state_dict()

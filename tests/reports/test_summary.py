@@ -1,7 +1,11 @@
 """The last words of a run."""
 
-from lightning_qrl.reports.summary import summary
+from functools import partial
+
+from lightning_qrl.reports import summary as reports
 from lightning_qrl.tracking import MLflowRun
+
+summary = partial(reports.summary, evaluates=True)
 
 
 def made(tmp_path, uri="sqlite:///mlflow.db"):
@@ -31,7 +35,12 @@ def test_one_evaluation_is_not_shown_as_a_change(tmp_path):
 
 
 def test_without_evaluation_it_says_so(tmp_path):
-    assert "not measured (no held_out_evaluation)" in summary("FINISHED", "p", {}, made(tmp_path))
+    text = summary("FINISHED", "p", {}, made(tmp_path), evaluates=False)
+    assert "not measured (no held_out_evaluation)\n" in text
+
+
+def test_stopped_before_the_first_evaluation_it_blames_no_recipe(tmp_path):
+    assert "held-out reward  not measured\n" in summary("KILLED", "p", {}, made(tmp_path))
 
 
 def test_a_killed_run_says_how_to_go_on(tmp_path):
@@ -46,7 +55,9 @@ def test_a_server_is_looked_at_where_it_is(tmp_path):
     assert text.endswith("look    http://host:5000")
 
 
-def test_a_run_that_never_began_has_no_id(tmp_path):
-    run = made(tmp_path)
-    run.run_id = ""
-    assert "run  " not in summary("KILLED", "p", {}, run)
+def test_a_run_that_never_began_is_nowhere_to_be_looked_at(tmp_path):
+    for uri in ("sqlite:///mlflow.db", "http://host:5000"):
+        run = made(tmp_path, uri)
+        run.run_id = ""
+        text = summary("KILLED", "p", {}, run)
+        assert text.splitlines() == ["", "killed: p", "held-out reward  not measured"]
