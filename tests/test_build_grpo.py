@@ -73,7 +73,7 @@ REFERENCES = [
     ("grpo.kl_coef=0.1 grpo.reference=''", "grpo.reference: policy"),
     ("grpo.kl_coef=-0.1", "grpo: kl_coef must be at least 0 and finite"),
     ("grpo.kl_coef=.inf", "grpo: kl_coef must be at least 0 and finite"),
-    (
+    ("grpo.kl_coef=1 grpo.kl_estimator=k4", "grpo.kl_estimator: Input should be 'k1'"),
         "grpo.kl_coef=1 grpo.kl_estimator=k4",
         "grpo.kl_estimator: Input should be 'k1', 'k2' or 'k3'",
     ),
