@@ -167,3 +167,15 @@ def test_at_least_so_many_are_chosen_the_highest_first():
     assert highest(values, 0.5, at_least=3).tolist() == [1, 2, 4]
     assert highest(values, 1.0, at_least=4).tolist() == [0, 1, 2, 4]
     assert highest(torch.zeros(4), 0.9, at_least=2).tolist() == [0, 1]
+
+
+def test_small_differences_between_large_rewards_are_kept():
+    rewards = torch.tensor([[1e7 + 1, 1e7, 1e7, 1e7]])
+    got = AdvantageEstimator()(rewards)
+    torch.testing.assert_close(got, torch.tensor([[1.5, -0.5, -0.5, -0.5]]), rtol=1e-3, atol=0)
+
+
+def test_rewards_whose_squares_are_beyond_fp32():
+    rewards = torch.tensor([[1e30, 0.0]])
+    assert AdvantageEstimator()(rewards)[0].tolist() == pytest.approx([0.5**0.5, -(0.5**0.5)])
+    assert leverage(rewards).tolist() == [[1.0, 1.0]]

@@ -1,5 +1,7 @@
 """Groups of completions: taking, joining, and what is said about them, against numpy."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -96,3 +98,17 @@ def test_metrics_of_parts_merge_into_those_of_the_whole(cut):
     first, second = whole.take(range(cut)).metrics(), whole.take(range(cut, 4)).metrics()
     merged = {name: metric.merge(second[name]).value() for name, metric in first.items()}
     assert merged == pytest.approx({k: metric.value() for k, metric in whole.metrics().items()})
+
+
+def test_penalties_decide_which_groups_carry_a_signal():
+    groups = replace(
+        make([[0.0, 0.0], [1.0, 0.0]]), penalties_PG=torch.tensor([[0.0, -0.5], [-1.0, 0.0]])
+    )
+    assert groups.unmixed_P.tolist() == [False, True]  # the second: 1 - 1 and 0 + 0
+    assert groups.mixed_first(1).rewards_PG.tolist() == [[0.0, 0.0]]
+    metrics = {name: metric.value() for name, metric in groups.metrics().items()}
+    assert metrics["reward"] == 0.25  # as the task gave them
+    assert metrics["frac_reward_zero_std"] == 0.5
+    assert metrics["length_penalty"] == -0.375
+    together = groups + groups.take([1])
+    assert together.shaped_PG.tolist() == [[0.0, -0.5], [0.0, 0.0], [0.0, 0.0]]

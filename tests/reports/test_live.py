@@ -1,6 +1,7 @@
 """The live view's drawing: numbers in, lines or a panel out."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -65,6 +66,7 @@ ODD = {
     "train/frac_reward_zero_std": (0.8, 0.9, "90% of the groups give no gradient"),
     "train/completions/clipped_ratio": (0.3, 0.5, "50% of the completions were cut off"),
     "train/rewards_missing": (0.0, 3.0, "3 completions have no reward"),
+    "train/reward_errors": (0.0, 2.0, "the task failed on 2 completions"),
 }
 
 
@@ -79,6 +81,21 @@ def test_what_leaves_its_healthy_range_is_explained_in_one_line(name):
     assert says in drawn(item)
     assert says not in plain_line(item)
     assert max(map(len, drawn(item, 40).splitlines())) <= 40
+
+
+def test_a_loss_that_does_not_learn_from_rewards_is_told_nothing_of_them():
+    metrics = {"train/frac_reward_zero_std": 1.0, "train/rewards_missing": 3.0}
+    item = replace(progress(metrics=metrics), learns_from_rewards=False)
+    assert item.explained() == {}
+
+
+def test_where_no_reward_is_known_nothing_is_said_of_the_task_being_hard():
+    metrics = {
+        "train/frac_reward_zero_std": 1.0,
+        "train/rewards_missing": 8.0,
+        "train/reward_std": 0.0,
+    }
+    assert progress(metrics=metrics).explained().keys() == {"train/rewards_missing"}
 
 
 def test_not_a_number_breaks_no_view():
