@@ -159,14 +159,14 @@ def test_codes_alone_are_kept_for_the_dequantized_backward():
     assert sum(t.nbytes for t in kept) == N * I + 4 * N + O * I + 4
 
 
-def test_a_sampler_quantizes_the_weight_once(monkeypatch):
+def test_while_weights_stand_still_each_is_quantized_once(monkeypatch):
     native, _ = make_pair(FP8_TENSOR, FP8_ROW, "dequantized")
     x, _ = inputs()
     with torch.no_grad():
         expected = native(x)
-        native.switch.current = "rollout"
+        native.switch.holds = True
         assert native(x).equal(expected)
-        native.weight.zero_()  # the sampler's weights stand still, so it may not look again
+        native.weight.zero_()  # the weights stand still, so it may not look again
         assert native(x).equal(expected)
         native.switch.weights.clear()
         assert not native(x).any()
