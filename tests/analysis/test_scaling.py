@@ -126,6 +126,7 @@ def of_seeds(count: int, seeds: int) -> list[SigmoidFit]:
 
 
 # 95% of 30 is 28.5; fewer than 24 has a chance of about 1 in 1000 even at 92%.
+@pytest.mark.slow
 def test_intervals_of_one_seed_hold_the_truth_at_about_their_rate():
     assert min(coverage(of_one_seed(30, rho=0.5, r0=R0))) >= 0.8
 
