@@ -171,7 +171,7 @@ def logprob_pass(way: str, tokens: int, vocabulary: int) -> Row:
     targets = torch.randint(vocabulary, (tokens,))
     before, start = peak_mib(), time.perf_counter()
     if way == "chunked":
-        logprobs, entropy = head_logprobs(hidden, head, vocabulary, targets)
+        logprobs, entropy, *_ = head_logprobs(hidden, head, vocabulary, targets)
     else:
         all_logprobs = head(hidden).log_softmax(dim=-1)
         logprobs = all_logprobs.gather(-1, targets[:, None])

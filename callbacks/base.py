@@ -1,26 +1,35 @@
-"""What callbacks share: precision callbacks declare rules, others act after optimizer steps."""
+"""What callbacks share: they declare precision, add corrections, or act after optimizer steps."""
 
 import re
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, TypeVar
 
 import lightning as L
 from typing_extensions import override
 
+from lightning_qrl.corrections.stack import Corrections
 from lightning_qrl.errors import UserError
+from lightning_qrl.grpo import GRPOModule
 from lightning_qrl.policy_module import PolicyModule
 from lightning_qrl.precision import PrecisionPlan
 
 
-class PrecisionCallback(L.Callback, ABC):
-    """Declares rules of the precision plan.
+M = TypeVar("M", bound=L.LightningModule)
+
+
+class Named(L.Callback):
+    """A callback that messages and tables call by its key.
 
     Attributes:
-        handle: its key in the recipe, by which messages and the plan's table call it.
+        handle: its key in the recipe.
     """
 
     def __init__(self) -> None:
         self.handle = snake_case(type(self).__name__)
+
+
+class PrecisionCallback(Named, ABC):
+    """Declares rules of the precision plan."""
 
     @abstractmethod
     def declare(self, plan: PrecisionPlan) -> None:
@@ -29,6 +38,18 @@ class PrecisionCallback(L.Callback, ABC):
     @override
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self.declare(policy_module(pl_module, self).plan)
+
+
+class CorrectionCallback(Named, ABC):
+    """Adds a correction of what sampler and trainer differ in."""
+
+    @abstractmethod
+    def correct(self, corrections: Corrections) -> None:
+        """Add the correction; no model exists yet."""
+
+    @override
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        self.correct(grpo_module(pl_module, self).objective.corrections)
 
 
 class StepCallback(L.Callback, ABC):
@@ -80,14 +101,19 @@ def check_at_least_1(**given: int) -> None:
 
 
 def policy_module(pl_module: L.LightningModule, callback: L.Callback) -> PolicyModule:
-    """The module as what it must be.
+    """The module as what it must be; UserError, which names the callback, if it is another."""
+    return _expect(PolicyModule, pl_module, callback)
 
-    Raises:
-        UserError: it is another; the message names the callback.
-    """
-    if not isinstance(pl_module, PolicyModule):
+
+def grpo_module(pl_module: L.LightningModule, callback: L.Callback) -> GRPOModule:
+    """The same for what needs GRPO."""
+    return _expect(GRPOModule, pl_module, callback)
+
+
+def _expect(kind: type[M], pl_module: L.LightningModule, callback: L.Callback) -> M:
+    if not isinstance(pl_module, kind):
         handle = getattr(callback, "handle", snake_case(type(callback).__name__))
-        raise UserError(f"{handle}: needs a PolicyModule, got {type(pl_module).__name__}")
+        raise UserError(f"{handle}: needs a {kind.__name__}, got {type(pl_module).__name__}")
     return pl_module
 
 

@@ -28,6 +28,10 @@ class Completion:
         truncated: whether it ran into the length limit before an end-of-sequence token.
         kept_NK: int64 [N, K], ids of the tokens that top_p, top_k or min_p left to sample from,
             each row filled up with -1; None where nothing was cut off.
+        head_ids_NK: int64 [N, K], ids of the sampler's K likeliest tokens; None: not asked for.
+        head_logprobs_NK: float32 [N, K], their log-probabilities.
+        routes_TLK: int16 [T, L, K], the experts that each of L routers chose for each input token,
+            the last sampled token left out, which nothing read; None: not asked for.
     """
 
     prompt_ids: tuple[int, ...]
@@ -36,6 +40,9 @@ class Completion:
     versions_N: Tensor
     truncated: bool
     kept_NK: Tensor | None = None
+    head_ids_NK: Tensor | None = None
+    head_logprobs_NK: Tensor | None = None
+    routes_TLK: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +92,12 @@ class Experience:
         step: the optimizer step that this batch is a part of.
         reference_BS: float32 [B, S], log-probabilities under the reference; None without one.
         kept_BSK: int64 [B, S, K], see `Completion`, -1 outside completions; None: nothing was cut.
+        group_B: int64 [B], number of the group, completions of one prompt, that each belongs to.
+        proximal_BS: float32 [B, S], the trainer's own log-probabilities before the first update on
+            the rollout, where losses take their ratios against these (see `losses.base`).
+        head_ids_BSK: int64 [B, S, K], see `Completion`, 0 outside completions.
+        head_logprobs_BSK: float32 [B, S, K], the sampler's log-probabilities of these.
+        routes_BSLK: int16 [B, S, L, K], see `Completion`; entry s is that of input token s.
     """
 
     input_ids_BT: Tensor
@@ -97,8 +110,13 @@ class Experience:
     truncated_B: Tensor
     max_new_tokens: int
     step: Step
+    group_B: Tensor
     reference_BS: Tensor | None = None
     kept_BSK: Tensor | None = None
+    proximal_BS: Tensor | None = None
+    head_ids_BSK: Tensor | None = None
+    head_logprobs_BSK: Tensor | None = None
+    routes_BSLK: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.input_ids_BT)
@@ -115,8 +133,8 @@ class Experience:
         rows = {name: tensor[index] for name, tensor in self._tensors().items()}
         used = rows["mask_BS"].any(dim=0).nonzero()
         width = int(used.max()) + 1 if len(used) else 1
-        for name in ("mask_BS", "logprobs_BS", "versions_BS", "reference_BS", "kept_BSK"):
-            if name in rows:
+        for name in rows:
+            if "_BS" in name:
                 rows[name] = rows[name][:, :width]
         rows["input_ids_BT"] = rows["input_ids_BT"][:, : width + 1]
         return replace(self._with(rows), step=count_step(rows["mask_BS"]))
@@ -140,6 +158,7 @@ def make_experience(
     advantages_B: Tensor,
     pad_id: int,
     max_new_tokens: int | None = None,
+    group_size: int = 1,
 ) -> Experience:
     """Lay completions out as one right-padded batch.
 
@@ -149,6 +168,7 @@ def make_experience(
         advantages_B: float32 [B].
         pad_id: token id that fills the padding.
         max_new_tokens: the length limit they were sampled with; by default the longest's length.
+        group_size: completions of each prompt, side by side.
     """
     prompts = [torch.tensor(c.prompt_ids) for c in completions]
     ids = [torch.cat([p, c.token_ids_N]) for p, c in zip(prompts, completions, strict=True)]
@@ -160,6 +180,10 @@ def make_experience(
         ]
         return pad_sequence(rows, batch_first=True, padding_value=fill)
 
+    def aligned_if_told(values: Sequence[Tensor | None]) -> Tensor | None:
+        told = [value for value in values if value is not None]
+        return aligned(told) if told else None
+
     prompt_length_B = torch.tensor([len(p) for p in prompts])
     length_B1 = torch.tensor([len(i) for i in ids])[:, None]
     input_ids_BT = pad_sequence(ids, batch_first=True, padding_value=pad_id)
@@ -167,6 +191,7 @@ def make_experience(
     mask_BS = (target_S >= prompt_length_B[:, None]) & (target_S < length_B1)
     kept = [c.kept_NK for c in completions if c.kept_NK is not None]
     widest = max((k.shape[1] for k in kept), default=0)
+    routes = [c.routes_TLK for c in completions if c.routes_TLK is not None]
     return Experience(
         input_ids_BT=input_ids_BT,
         mask_BS=mask_BS,
@@ -178,7 +203,11 @@ def make_experience(
         truncated_B=torch.tensor([c.truncated for c in completions]),
         max_new_tokens=max_new_tokens or max(len(c.token_ids_N) for c in completions),
         step=count_step(mask_BS),
+        group_B=torch.arange(len(completions)) // group_size,
         kept_BSK=aligned([_widen(k, widest) for k in kept], fill=-1) if kept else None,
+        head_ids_BSK=aligned_if_told([c.head_ids_NK for c in completions]),
+        head_logprobs_BSK=aligned_if_told([c.head_logprobs_NK for c in completions]),
+        routes_BSLK=pad_sequence(routes, batch_first=True) if routes else None,
     )
 
 

@@ -8,21 +8,20 @@ One phase of training (Shao et al., arXiv 2402.03300):
    metrics. Lightning does the rest: accumulation, clipping, the optimizer, several devices.
 3. With the updated weights the next phase begins. One epoch of Lightning is one phase (`data.py`).
 
-What a step is made of has its own page: `advantages`, `losses`, `overlong`, `kl`, `scoring`.
+What a step is made of has its own page: `advantages`, `overlong`, `scoring`, `objective` with
+`losses`, `corrections` and `kl`.
 
 B completions, S predictions, P prompts, G group.
 """
 
 import math
-import time
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 from transformers import PreTrainedModel
 from typing_extensions import override
@@ -34,15 +33,17 @@ from lightning_qrl.groups import Groups
 from lightning_qrl.kl import KLPenalty
 from lightning_qrl.losses.base import Loss
 from lightning_qrl.losses.dapo import Dapo
-from lightning_qrl.metrics import Metric, Tally, deviation, largest, mean
+from lightning_qrl.metrics import Metric, deviation, largest, mean
+from lightning_qrl.objective import Objective, check_reference, prefixed
 from lightning_qrl.optimizer import AdamWSettings
 from lightning_qrl.overlong import Overlong
-from lightning_qrl.policy import Policy
+from lightning_qrl.policy import Policy, has_dropout
 from lightning_qrl.policy_module import PolicyModule
 from lightning_qrl.reference import Reference
 from lightning_qrl.rollouts.base import RolloutEngine
 from lightning_qrl.scoring import Scorer
 from lightning_qrl.seeding import derive_seed
+from lightning_qrl.step_metrics import StepMetrics
 from lightning_qrl.tasks.base import Prompt, Task
 
 
@@ -100,18 +101,29 @@ class GRPOModule(PolicyModule):
             )
         super().__init__(policy, task, engine, optimizer, seed)
         self.group_size = group_size
-        self.loss = loss
+        self.objective = Objective(loss, kl)
         self.advantages = advantages
         self.overlong = overlong
-        self.kl = kl
         self.reference = reference
         self.shared_prefix = shared_prefix
         self.on_reward_error = on_reward_error
-        self.num_tokens = 0
-        self._tally = Tally()
-        self._rollout_metrics: dict[str, Metric] = {}
-        self._seconds: dict[str, float] = {}
-        self._step_began = time.perf_counter()
+        self.step_metrics = StepMetrics()
+
+    @property
+    def loss(self) -> Loss:
+        """The policy loss."""
+        return self.objective.loss
+
+    @override
+    def setup(self, stage: str) -> None:
+        super().setup(stage)
+        corrections, updates = self.objective.corrections, self._updates_per_rollout
+        corrections.check(self.loss, updates)
+
+    @property
+    def _updates_per_rollout(self) -> int:
+        data: Any = getattr(self.trainer, "datamodule", None)
+        return getattr(data, "updates_per_rollout", 1)
 
     @override
     def build_model(self) -> PreTrainedModel:
@@ -140,7 +152,7 @@ class GRPOModule(PolicyModule):
         Returns:
             The experience of P x G completions on the CPU, those of one prompt side by side.
         """
-        self._step_began = time.perf_counter()
+        self.step_metrics.begin()
         groups = sampled = self._rollout(prompts, phase)
         for attempt, spare in enumerate(spares, start=1):
             unmixed = int(groups.unmixed_P.sum())
@@ -148,14 +160,14 @@ class GRPOModule(PolicyModule):
                 break
             more = self._rollout(spare[:unmixed], phase, attempt)
             groups, sampled = (groups + more).mixed_first(len(prompts)), sampled + more
-        self._rollout_metrics = self._describe(sampled)
+        self.step_metrics.rollout = self._describe(sampled)
         return self._experience(groups)
 
     def _rollout(self, prompts: Sequence[Prompt], phase: int, *attempt: int) -> Groups:
         seed = derive_seed(self.seed, "rollout", phase, self.global_rank, *attempt)
-        with self._timed("gen"):
+        with self.step_metrics.timed("gen"):
             completions = self.sample(prompts, self.group_size, seed)
-        with self._timed("reward"):
+        with self.step_metrics.timed("reward"):
             rewards_B = self.judge(prompts, completions, "train")
         groups = Groups(tuple(completions), rewards_B.view(len(prompts), self.group_size))
         if not self.overlong.overlong_buffer:
@@ -171,76 +183,74 @@ class GRPOModule(PolicyModule):
             spread = deviation(rewards_PG, rewards_PG.isfinite()).over_ranks().value()
         advantages_B = self.advantages(rewards_PG, spread).flatten()
         experience = make_experience(
-            groups.completions, rewards_PG.flatten(), advantages_B, self.policy.pad_id, limit
+            groups.completions,
+            rewards_PG.flatten(),
+            advantages_B,
+            self.policy.pad_id,
+            limit,
+            self.group_size,
         )
         if self.overlong.mask_truncated_completions:
             experience = experience.where(~experience.truncated_B)
         if self.reference is not None:
-            with self._timed("ref"), self.trainer.precision_plugin.forward_context():
+            with self.step_metrics.timed("ref"), self.trainer.precision_plugin.forward_context():
                 temperature, device = self.engine.temperature, self.device
                 experience = self.reference.score(experience, temperature, device)
+        if self.objective.corrections.wants_proximal(self.loss, self._updates_per_rollout):
+            experience = self._with_proximal(experience)
         return experience
+
+    def _with_proximal(self, experience: Experience) -> Experience:
+        """The rollout with the trainer's own log-probabilities, before its first update."""
+        with (
+            self.step_metrics.timed("old_log_prob"),
+            self.trainer.precision_plugin.forward_context(),
+            self.plan.holding(),
+        ):
+            temperature, device = self.engine.temperature, self.device
+            proximal_BS = self.scorer.in_parts(experience, temperature, device)
+        return replace(experience, proximal_BS=proximal_BS)
 
     def _describe(self, groups: Groups) -> dict[str, Metric]:
         """Metrics of a rollout; every update on it logs them."""
         metrics = groups.metrics()
         metrics["reward_errors"] = Metric("sum", float(self.reward_errors))
         self.reward_errors = 0
-        return metrics
+        return prefixed("train/", metrics)
 
     @override
     def training_step(self, experience: Experience, batch_idx: int) -> Tensor:
         with self.plan.holding():
-            logprobs_BS, entropy_BS = self.scorer(experience, self.engine.temperature)
-        loss, metrics = self.loss(logprobs_BS, experience)
-        mask_BS = experience.mask_BS
-        if experience.reference_BS is not None:
-            kl_BS = self.kl.per_token(logprobs_BS, experience.reference_BS, mask_BS)
-            metrics["kl"] = mean(kl_BS.detach(), mask_BS)
-            if self.kl.kl_coef:
-                loss = loss + self.kl.kl_coef * self.loss.reduce(kl_BS, experience)
+            scores = self.scorer(experience, self.engine.temperature)
+        loss, metrics = self.objective(scores, experience)
+        mask_BS, logprobs_BS = experience.mask_BS, scores.logprobs
         age_BS = self.global_step - experience.versions_BS
-        self._tally.add(_prefixed("train/", metrics))
-        self._tally.add(_prefixed("train/", sampling_mismatch(logprobs_BS, experience)))
-        self._tally.add(_prefixed("rollout_corr/", rollout_correction(logprobs_BS, experience)))
-        self._tally.add(
-            {
-                "train/entropy": mean(entropy_BS, mask_BS),
+        self.step_metrics.add(
+            metrics
+            | prefixed("train/", sampling_mismatch(logprobs_BS, experience))
+            | prefixed("rollout_corr/", rollout_correction(logprobs_BS, experience))
+            | {
+                "train/entropy": mean(scores.entropy, mask_BS),
                 "async/staleness_mean": mean(age_BS, mask_BS),
                 "async/staleness_max": largest(age_BS[mask_BS]),
                 "train/num_completions": Metric("sum", float(mask_BS.any(dim=1).sum())),
                 "num_tokens": Metric("sum", float(mask_BS.sum())),
-                "train/loss": Metric("sum", float(loss.detach())),
             }
         )
         return loss * experience.step.scale
 
     @override
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
-        self._tally.add(_prefixed("train/", self._rollout_metrics))
-        values = self._tally.flush()
-        tokens = values.pop("num_tokens")
-        self.num_tokens += int(tokens)
+        values = self.step_metrics.finish()
         grads = [p.grad for p in self.parameters() if p.grad is not None]
-        now = time.perf_counter()
-        seconds, self._step_began = now - self._step_began, now
-        times, self._seconds = self._seconds, {}
-        most_entropy = math.log(self.scorer.vocabulary)
-        within, spread = (values.get(f"train/reward_{n}", 0.0) for n in ("variance_within", "std"))
         values |= {
             "train/grad_norm": float(torch.nn.utils.get_total_norm(grads)),
             "train/learning_rate": optimizer.param_groups[0]["lr"],
-            "train/num_tokens": self.num_tokens,
-            "train/relative_entropy": values["train/entropy"] / most_entropy,
-            "train/residual_variance": within / spread**2 if spread else 0.0,
-            "train/step_time": seconds,
-            "train/tokens_per_second": tokens / seconds,
+            "train/relative_entropy": values["train/entropy"] / math.log(self.scorer.vocabulary),
             "async/weight_version": self.global_step,
             "quant/num_layers_quantized": self.plan.count_quantized(),
             "quant/num_layers_bf16": self.plan.count_kept(),
-            "timing_s/update_actor": seconds - sum(times.values()),
         }
-        values |= {f"timing_s/{part}": taken for part, taken in times.items()}
         self._record({name: float(value) for name, value in values.items()})
 
     def _record(self, values: dict[str, float]) -> None:
@@ -257,40 +267,10 @@ class GRPOModule(PolicyModule):
     @override
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_save_checkpoint(checkpoint)
-        checkpoint["lightning_qrl"]["num_tokens"] = self.num_tokens
+        checkpoint["lightning_qrl"]["num_tokens"] = self.step_metrics.num_tokens
 
     @override
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_load_checkpoint(checkpoint)
-        self.num_tokens = checkpoint.get("lightning_qrl", {}).get("num_tokens", 0)
-
-    @contextmanager
-    def _timed(self, part: str) -> Iterator[None]:
-        began = time.perf_counter()
-        yield
-        self._seconds[part] = self._seconds.get(part, 0.0) + time.perf_counter() - began
-
-
-def check_reference(loss: Loss, kl: KLPenalty, reference: Reference | None) -> None:
-    """Raise ValueError where a reference is missing, or is given and does nothing."""
-    needed = loss.needs_reference or kl.kl_coef > 0
-    if needed and reference is None:
-        why = f"loss {type(loss).__name__.lower()}" if loss.needs_reference else "kl_coef"
-        raise ValueError(f"{why} needs a reference policy; set grpo.reference")
-    if reference is not None and not needed:
-        raise ValueError("reference does nothing: set kl_coef, or loss=distill, or take it out")
-
-
-def has_dropout(model: nn.Module) -> bool:
-    """Whether any layer of a model drops activations or attention weights in training."""
-    rates = (m.p if isinstance(m, nn.Dropout) else _attention_dropout(m) for m in model.modules())
-    return any(rate > 0 for rate in rates)
-
-
-def _attention_dropout(module: nn.Module) -> float:
-    rate = getattr(module, "attention_dropout", 0.0)
-    return rate if isinstance(rate, float) else 0.0
-
-
-def _prefixed(prefix: str, metrics: dict[str, Metric]) -> dict[str, Metric]:
-    return {f"{prefix}{name}": metric for name, metric in metrics.items()}
+        ours = checkpoint.get("lightning_qrl", {})
+        self.step_metrics.num_tokens = ours.get("num_tokens", 0)

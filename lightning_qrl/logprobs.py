@@ -13,6 +13,7 @@ B sequences, S predicted tokens, N tokens, H hidden, V vocabulary, K kept tokens
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +21,22 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 CHUNK = 2**24  # logits, tokens x vocabulary, that exist at one time: 64 MiB in FP32
+
+
+class Scores(NamedTuple):
+    """What a policy makes of sampled tokens; "..." is N for a flat list, B, S for a batch.
+
+    Attributes:
+        logprobs: float32 [...], log-probabilities of the sampled tokens, with gradient.
+        entropy: float32 [...], in nats, of the distribution that is sampled, without gradient.
+        collision: float32 [...], sum of its squared probabilities, without gradient.
+        head: float32 [..., K], log-probabilities of further tokens, with gradient; None: not asked.
+    """
+
+    logprobs: Tensor
+    entropy: Tensor
+    collision: Tensor
+    head: Tensor | None = None
 
 
 def token_logprobs(
@@ -36,8 +53,8 @@ def token_logprobs(
         Log-probabilities, float32 [B, S], with gradient; entropy in nats, float32 [B, S], without.
     """
     rows = logits_BSV.flatten(0, 1)
-    values = head_logprobs(rows, _identity, rows.shape[-1], targets_BS.flatten(), temperature)
-    return values[0].view_as(targets_BS), values[1].view_as(targets_BS)
+    scores = head_logprobs(rows, _identity, rows.shape[-1], targets_BS.flatten(), temperature)
+    return scores.logprobs.view_as(targets_BS), scores.entropy.view_as(targets_BS)
 
 
 def head_logprobs(
@@ -47,7 +64,8 @@ def head_logprobs(
     targets_N: Tensor,
     temperature: float = 1.0,
     kept_NK: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+    head_NK: Tensor | None = None,
+) -> Scores:
     """Log-probabilities of the target tokens from what the head of a model reads.
 
     Memory grows with N and with `CHUNK`, not with N x V.
@@ -59,24 +77,25 @@ def head_logprobs(
         targets_N: int64 [N].
         temperature: divides the logits; greater than 0.
         kept_NK: int64 [N, K], tokens that the sampler could choose, filled up with -1; None: all.
-
-    Returns:
-        Log-probabilities, float32 [N], with gradient; entropy in nats of the distribution that is
-        sampled, float32 [N], without.
+        head_NK: int64 [N, K], tokens whose log-probabilities are wanted too; not with ``kept_NK``.
     """
+    assert kept_NK is None or head_NK is None, "the head of a truncated distribution"
     size = max(1, CHUNK // vocabulary)
     chunks = [slice(first, first + size) for first in range(0, len(targets_N), size)]
-    logprobs, entropies = [], []
+    parts = []
     for rows in chunks or [slice(0)]:
-        kept = None if kept_NK is None else kept_NK[rows]
-        entropy: list[Tensor] = []
-        arguments = (hidden_NH[rows], head, targets_N[rows], temperature, kept, entropy)
+        kept, wanted = (None if ids is None else ids[rows] for ids in (kept_NK, head_NK))
+        constants: list[Tensor] = []
+        arguments = (hidden_NH[rows], head, targets_N[rows], temperature, kept, wanted, constants)
         if len(chunks) > 1 and torch.is_grad_enabled():
-            logprobs.append(checkpoint(_chunk, *arguments, use_reentrant=False))
+            logprobs_n, further_nK = checkpoint(_chunk, *arguments, use_reentrant=False)
         else:
-            logprobs.append(_chunk(*arguments))
-        entropies += entropy
-    return torch.cat(logprobs), torch.cat(entropies)
+            logprobs_n, further_nK = _chunk(*arguments)
+        entropy_n, collision_n = constants
+        parts.append((logprobs_n, entropy_n, collision_n, further_nK))
+    logprobs, entropy, collision, further = zip(*parts, strict=True)
+    whole = None if further[0] is None else torch.cat(further)
+    return Scores(torch.cat(logprobs), torch.cat(entropy), torch.cat(collision), whole)
 
 
 def _chunk(
@@ -85,18 +104,21 @@ def _chunk(
     targets_N: Tensor,
     temperature: float,
     kept_NK: Tensor | None,
-    entropy: list[Tensor],
-) -> Tensor:
-    """Log-probabilities of a chunk; its entropy is put into ``entropy``, the first time only."""
+    head_NK: Tensor | None,
+    constants: list[Tensor],
+) -> tuple[Tensor, Tensor | None]:
+    """Log-probabilities of a chunk; entropy and collision go into ``constants``, once."""
     logits_NV, targets_N1 = head(hidden_NH).float() / temperature, targets_N[:, None]
     if kept_NK is not None:
         logits_NV = logits_NV.gather(-1, kept_NK.clamp_min(0)).masked_fill(kept_NK < 0, -torch.inf)
         targets_N1 = (kept_NK == targets_N1).int().argmax(dim=-1, keepdim=True)
     logprobs_NV = F.log_softmax(logits_NV, dim=-1)
-    if not entropy:
+    if not constants:
         with torch.no_grad():
-            entropy.append(torch.special.entr(logprobs_NV.exp()).sum(dim=-1))
-    return logprobs_NV.gather(-1, targets_N1)[:, 0]
+            p_NV = logprobs_NV.exp()
+            constants += [torch.special.entr(p_NV).sum(dim=-1), p_NV.square().sum(dim=-1)]
+    further_NK = None if head_NK is None else logprobs_NV.gather(-1, head_NK)
+    return logprobs_NV.gather(-1, targets_N1)[:, 0], further_NK
 
 
 def _identity(logits: Tensor) -> Tensor:

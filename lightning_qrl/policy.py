@@ -16,6 +16,7 @@ from typing import Any, Literal, cast
 
 import torch
 from safetensors import SafetensorError
+from torch import nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -158,3 +159,14 @@ def _check_folder(folder: Path, init: str) -> None:
             f"policy folder {folder} has no weights (*.safetensors); "
             "add them or set policy.init=random"
         )
+
+
+def has_dropout(model: nn.Module) -> bool:
+    """Whether any layer of a model drops activations or attention weights in training."""
+    rates = (m.p if isinstance(m, nn.Dropout) else _attention_dropout(m) for m in model.modules())
+    return any(rate > 0 for rate in rates)
+
+
+def _attention_dropout(module: nn.Module) -> float:
+    rate = getattr(module, "attention_dropout", 0.0)
+    return rate if isinstance(rate, float) else 0.0

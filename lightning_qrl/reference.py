@@ -15,8 +15,6 @@ from lightning_qrl.experience import Experience
 from lightning_qrl.policy import Policy
 from lightning_qrl.scoring import Scorer
 
-ROWS = 128  # completions that are scored at one time
-
 
 class Reference:
     """Log-probabilities under a frozen policy.
@@ -39,7 +37,6 @@ class Reference:
                 "log-probabilities of one say nothing about the other"
             )
 
-    @torch.no_grad()
     def score(self, experience: Experience, temperature: float, device: torch.device) -> Experience:
         """The experience with the reference's log-probabilities.
 
@@ -51,9 +48,6 @@ class Reference:
         if self._scorer is None:
             model = self.policy.build().eval().requires_grad_(False).to(device)
             self._scorer = Scorer(model, shared_prefix=self._shared_prefix)
-        reference_BS = torch.zeros_like(experience.logprobs_BS)
-        for index in torch.split(torch.arange(len(experience)), ROWS):
-            part = experience.take(index).to(device)
-            logprobs_bS, _ = self._scorer(part, temperature)
-            reference_BS[index, : logprobs_bS.shape[1]] = logprobs_bS.to(reference_BS.device)
-        return replace(experience, reference_BS=reference_BS)
+        return replace(
+            experience, reference_BS=self._scorer.in_parts(experience, temperature, device)
+        )

@@ -21,10 +21,11 @@ from transformers.cache_utils import DynamicLayer
 
 from lightning_qrl.errors import UserError
 from lightning_qrl.experience import Experience
-from lightning_qrl.logprobs import head_logprobs
+from lightning_qrl.logprobs import Scores, head_logprobs
 
 TOLERANCE = 1e-3  # of the largest logit: rounding, but no other computation
 BUCKETS = 4  # lengths of completions that are told apart
+ROWS = 128  # completions of a whole rollout that are scored at one time
 BUCKET_ROWS = 256  # completions that are worth a pass of their own
 
 
@@ -59,28 +60,50 @@ class Scorer:
                 "grpo.shared_prefix=false"
             )
 
-    def __call__(self, experience: Experience, temperature: float) -> tuple[Tensor, Tensor]:
-        """Log-probabilities of the sampled tokens, and the entropy of each prediction.
+    def __call__(self, experience: Experience, temperature: float) -> Scores:
+        """What the model makes of the sampled tokens; 0 outside the mask.
 
         Args:
             experience: the batch.
             temperature: divides the logits.
 
         Returns:
-            Log-probabilities, float32 [B, S], with gradient; entropy in nats, float32 [B, S],
-            without; both 0 outside the mask.
+            Of each token [B, S], and, where the sampler told its likeliest tokens, of these.
         """
-        mask_BS, kept_BSK = experience.mask_BS, experience.kept_BSK
-        body, head = self._body, self._head
-        hidden_NH = self._read(body, experience)
+        mask_BS = experience.mask_BS
+        hidden_NH = self._read(self._body, experience)
         targets_N = experience.input_ids_BT[:, 1:][mask_BS]
-        kept_NK = None if kept_BSK is None else kept_BSK[mask_BS]
-        values = head_logprobs(hidden_NH, head, self.vocabulary, targets_N, temperature, kept_NK)
-        logprobs_BS, entropy_BS = (
-            torch.zeros_like(experience.logprobs_BS).masked_scatter(mask_BS, value_N)
-            for value_N in values
+        kept_NK, wanted_NK = (
+            None if ids is None else ids[mask_BS]
+            for ids in (experience.kept_BSK, experience.head_ids_BSK)
         )
-        return logprobs_BS, entropy_BS
+        scores = head_logprobs(
+            hidden_NH, self._head, self.vocabulary, targets_N, temperature, kept_NK, wanted_NK
+        )
+        zeros_BS = torch.zeros_like(experience.logprobs_BS)
+        logprobs_BS, entropy_BS, collision_BS = (
+            zeros_BS.masked_scatter(mask_BS, column_N) for column_N in scores[:3]
+        )
+        head_BSK = None
+        if scores.head is not None:
+            zeros_BSK = zeros_BS[..., None].repeat(1, 1, scores.head.shape[-1])
+            head_BSK = zeros_BSK.masked_scatter(mask_BS[..., None], scores.head)
+        return Scores(logprobs_BS, entropy_BS, collision_BS, head_BSK)
+
+    @torch.no_grad()
+    def in_parts(self, experience: Experience, temperature: float, device: torch.device) -> Tensor:
+        """Log-probabilities of a whole rollout, float32 [B, S], on the experience's device.
+
+        Args:
+            experience: a rollout, on any device.
+            temperature: divides the logits.
+            device: where to compute.
+        """
+        logprobs_BS = torch.zeros_like(experience.logprobs_BS)
+        for index in torch.split(torch.arange(len(experience)), ROWS):
+            part = self(experience.take(index).to(device), temperature).logprobs
+            logprobs_BS[index, : part.shape[1]] = part.to(logprobs_BS.device)
+        return logprobs_BS
 
     def _body(self, **inputs: Any) -> Tensor:
         """What the head reads; where the head cannot be had by itself, the logits."""

@@ -80,7 +80,7 @@ def through_a_head(chunk, monkeypatch, kept=False, grad=True):
         others_NK = (targets_N[:, None] + 7 * torch.arange(1, 6)) % VOCABULARY
         others_NK[::3, 3:] = -1
         kept_NK = torch.cat([targets_N[:, None], others_NK], dim=1)
-    values, entropy = head_logprobs(
+    values, entropy, *_ = head_logprobs(
         hidden_NH, lambda rows: rows @ weight_VH.T, VOCABULARY, targets_N, 0.7, kept_NK
     )
     if grad:
@@ -134,7 +134,7 @@ def test_only_one_chunk_of_logits_exists_and_the_gradient_computes_it_again(monk
         return rows @ weight_VH.T
 
     targets_N = torch.zeros(N, dtype=torch.int64)
-    values, _ = head_logprobs(hidden_NH, head, VOCABULARY, targets_N)
+    values, _, *_ = head_logprobs(hidden_NH, head, VOCABULARY, targets_N)
     assert sizes == [10, 10, 10, 7]
     values.sum().backward()
     assert sorted(sizes[4:]) == [7, 10, 10, 10]
@@ -147,7 +147,7 @@ def test_no_tokens_at_all():
     hidden_NH = torch.randn(0, HIDDEN, requires_grad=True)
     weight_VH = torch.randn(VOCABULARY, HIDDEN)
     nothing = torch.zeros(0, dtype=torch.int64)
-    values, entropy = head_logprobs(hidden_NH, lambda x: x @ weight_VH.T, VOCABULARY, nothing)
+    values, entropy, *_ = head_logprobs(hidden_NH, lambda x: x @ weight_VH.T, VOCABULARY, nothing)
     assert values.shape == entropy.shape == (0,)
     values.sum().backward()
     assert hidden_NH.grad.shape == (0, HIDDEN)
@@ -166,7 +166,7 @@ weight = (torch.randn(vocabulary, 64) / 8).requires_grad_()
 targets = torch.randint(vocabulary, (tokens,))
 weight.grad = torch.zeros_like(weight)  # it is there whatever the pass needs
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-values, _ = logprobs.head_logprobs(hidden, lambda x: x @ weight.T, vocabulary, targets)
+values, _, *_ = logprobs.head_logprobs(hidden, lambda x: x @ weight.T, vocabulary, targets)
 (-values.mean()).backward()
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
 """

@@ -9,7 +9,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from tokenizers import models
 
 from callbacks.forward_quantization import ForwardQuantization
-from lightning_qrl import reference as reference_module
+from lightning_qrl import scoring
 from lightning_qrl.data import RolloutData
 from lightning_qrl.errors import UserError
 from lightning_qrl.grpo import GRPOModule
@@ -48,7 +48,7 @@ def alone(policy, e, temperature):
 def test_log_probabilities_are_those_of_each_completion_alone(
     temperature, shared_prefix, teacher, ragged, monkeypatch
 ):
-    monkeypatch.setattr(reference_module, "ROWS", 3)  # 8 completions: the last part is shorter
+    monkeypatch.setattr(scoring, "ROWS", 3)  # 8 completions: the last part is shorter
     e = ragged(0)
     scored = Reference(teacher, shared_prefix=shared_prefix).score(e, temperature, CPU)
     assert scored.reference_BS.dtype == torch.float32

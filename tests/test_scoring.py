@@ -86,7 +86,7 @@ def check(name, shared_prefix, e, temperature=1.3, **config):
     oracle = copy.deepcopy(model).double()
     weights_BS = weights_of(e)
 
-    logprobs_BS, entropy_BS = Scorer(model, shared_prefix=shared_prefix)(e, temperature)
+    logprobs_BS, entropy_BS, *_ = Scorer(model, shared_prefix=shared_prefix)(e, temperature)
     (logprobs_BS * weights_BS).sum().backward()
 
     want_BS, want_entropy_BS, rows = exact(oracle, e, temperature)
@@ -135,7 +135,7 @@ def test_batches_of_every_shape(e, shared_prefix):
 def test_a_batch_without_a_token_gives_zeros_and_no_gradient(shared_prefix):
     model = tiny_model("qwen3")
     for e in (NONE, MIXED.take(torch.tensor([6]))):
-        logprobs_BS, entropy_BS = Scorer(model, shared_prefix=shared_prefix)(e, 1.0)
+        logprobs_BS, entropy_BS, *_ = Scorer(model, shared_prefix=shared_prefix)(e, 1.0)
         assert logprobs_BS.shape == entropy_BS.shape == e.mask_BS.shape
         assert not logprobs_BS.any()
         assert not entropy_BS.any()
@@ -185,7 +185,7 @@ def test_a_cache_that_gives_other_numbers_is_refused():
 
 def test_logits_that_are_more_than_the_heads_output_are_the_models_own():
     model = tiny_model("gemma2", final_logit_softcapping=0.1)  # nearly uniform, and so it must be
-    logprobs_BS, entropy_BS = Scorer(model, shared_prefix=True)(MIXED, 1.0)
+    logprobs_BS, entropy_BS, *_ = Scorer(model, shared_prefix=True)(MIXED, 1.0)
     even = torch.tensor(float(VOCABULARY)).log()
     assert (logprobs_BS[MIXED.mask_BS] + even).abs().max() < 0.2
     assert (entropy_BS[MIXED.mask_BS] - even).abs().max() < 0.01
@@ -248,10 +248,10 @@ def test_a_truncated_sampler_is_mirrored(truncation):
         e = rollout(model, temperature, **truncation)
         want_BS = truncated_entropy(oracle, e, temperature)
         for scorer in scorers:
-            logprobs_BS, entropy_BS = scorer(e, temperature)
+            logprobs_BS, entropy_BS, *_ = scorer(e, temperature)
             assert largest_ratio(logprobs_BS, e) < 2e-5
             torch.testing.assert_close(entropy_BS.double(), want_BS, rtol=0, atol=2e-5)
-        whole_BS, _ = scorers[0](replace(e, kept_BSK=None), temperature)
+        whole_BS, *_ = scorers[0](replace(e, kept_BSK=None), temperature)
         assert largest_ratio(whole_BS, e) > 1e-2  # without mirroring it is not 1
 
 
@@ -273,7 +273,7 @@ def test_after_an_update_the_ratio_is_against_the_policy_that_sampled(shared_pre
     sampled_with = copy.deepcopy(model).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
     for update in range(3):
-        logprobs_BS, _ = scorer(e, 1.3)
+        logprobs_BS, _, *_ = scorer(e, 1.3)
         want_BS = exact(copy.deepcopy(model).double(), e, 1.3)[0]
         old_BS = exact(sampled_with, e, 1.3)[0]
         ratio_BS = (logprobs_BS - e.logprobs_BS).exp()[e.mask_BS].double()

@@ -18,7 +18,10 @@ from lightning.pytorch.trainer.states import TrainerStatus
 import lightning_qrl
 from lightning_qrl.arguments import REJECTED, make
 from lightning_qrl.build import Run, build
+from lightning_qrl.corrections.stack import Corrections, Corrects
+from lightning_qrl.data import RolloutData
 from lightning_qrl.errors import UserError
+from lightning_qrl.grpo import GRPOModule
 from lightning_qrl.launch.origin import Origin, check_origin, find_origin, same_run
 from lightning_qrl.launch.process import INTERRUPTED, TERMINATED, quiet, sigterm_exits, undisturbed
 from lightning_qrl.policy_module import PRECISIONS
@@ -83,7 +86,20 @@ def rehearse(run: Run) -> PrecisionPlan:
         settings.build(skeleton, frozenset(), steps)
     except REJECTED as error:
         raise UserError(f"optimizer: {error}") from None
+    _rehearse_corrections(run)
     return plan
+
+
+def _rehearse_corrections(run: Run) -> None:
+    """Find corrections that undo each other, or that nothing has a use for."""
+    correcting = {key: c for key, c in run.callbacks.items() if isinstance(c, Corrects)}
+    if correcting and not isinstance(run.module, GRPOModule):
+        raise UserError(f"callbacks.{next(iter(correcting))}: only GRPO has samples to correct")
+    if isinstance(run.module, GRPOModule) and isinstance(run.data, RolloutData):
+        corrections = Corrections()
+        for callback in correcting.values():
+            callback.correct(corrections)
+        corrections.check(run.module.loss, run.data.updates_per_rollout)
 
 
 def check(

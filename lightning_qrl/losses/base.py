@@ -25,10 +25,12 @@ class Loss(ABC):
     Attributes:
         needs_reference: whether the batch must carry a reference policy's log-probabilities.
         learns_from_rewards: whether the advantages of the batch matter.
+        uses_ratio: whether it weighs with the importance ratio of `log_ratio`.
     """
 
     needs_reference: ClassVar[bool] = False
     learns_from_rewards: ClassVar[bool] = True
+    uses_ratio: ClassVar[bool] = True
 
     @abstractmethod
     def per_token(
@@ -62,12 +64,19 @@ LIMIT = 20.0  # of a log-ratio, as in verl: e^20 is far beyond any clip, and its
 
 
 def log_ratio(logprobs_BS: Tensor, experience: Experience) -> Tensor:
-    """The log of pi(token) / pi_sampler(token), within +-`LIMIT`; exactly 0 outside the mask.
+    """The log of the importance ratio, within +-`LIMIT`; exactly 0 outside the mask.
+
+    pi(token) / pi_sampler(token), or, where a correction takes care of what the trainer's policy
+    and the sampler's differ in, pi(token) / pi_proximal(token): the trainer's own before the first
+    update on the rollout (the decoupled loss of Hilton et al., arXiv 2110.00641).
 
     Returns:
         float32 [B, S].
     """
-    ratio_BS = (logprobs_BS - experience.logprobs_BS).masked_fill(~experience.mask_BS, 0.0)
+    anchor_BS = experience.proximal_BS
+    if anchor_BS is None:
+        anchor_BS = experience.logprobs_BS
+    ratio_BS = (logprobs_BS - anchor_BS).masked_fill(~experience.mask_BS, 0.0)
     return ratio_BS.clamp(-LIMIT, LIMIT)
 
 

@@ -8,6 +8,7 @@ the gradient is biased. The value is a weighted log-probability; only its gradie
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 from typing_extensions import override
@@ -21,6 +22,8 @@ from lightning_qrl.metrics import Metric
 @dataclass(frozen=True)
 class Reinforce(Loss):
     """Policy gradient without an importance ratio."""
+
+    uses_ratio: ClassVar[bool] = False
 
     @override
     def per_token(

@@ -14,10 +14,13 @@ class RolloutEngine(Protocol):
     Attributes:
         temperature: divides the logits before sampling; the trainer divides its logits by it too.
         max_new_tokens: length limit of a completion, the end-of-sequence token included.
+        head: each token carries the log-probabilities of so many of the likeliest tokens; whoever
+            needs them sets it before sampling.
     """
 
     temperature: float
     max_new_tokens: int
+    head: int
 
     def sync(self, model: nn.Module, version: int) -> None:
         """Take over the weights of ``model``; from now on tokens are stamped with ``version``."""

@@ -45,6 +45,9 @@ class Embedded:
         max_staleness: versions that a rollout may lag behind when its first update begins. This
             engine samples and trains in turn, so 0 is what it does and all that it takes.
 
+    Attributes:
+        head: each token carries the log-probabilities of so many of the likeliest tokens.
+
     Raises:
         ValueError: an argument is out of range.
     """
@@ -75,6 +78,7 @@ class Embedded:
         self.temperature = temperature
         self.truncation = Truncation(top_p=top_p, top_k=top_k, min_p=min_p)
         self.max_new_tokens = max_new_tokens
+        self.head = 0
         self._model: PreTrainedModel | None = None
         self._version = 0
 
@@ -111,7 +115,10 @@ class Embedded:
             logprobs_DV = F.log_softmax(scores_DV, dim=-1)
             uniform_N = torch.rand(len(drafts), dtype=torch.float64, generator=generator)
             token_A = draw(logprobs_DV, row_A, uniform_N.to(device)[active_A])
-            drafts.add(active_A, token_A, logprobs_DV[row_A, token_A])
+            drafts.add(
+                active_A, tokens=token_A, logprobs=logprobs_DV[row_A, token_A],
+                **self._likeliest(logprobs_DV, row_A),
+            )  # fmt: skip
             if self.truncation:
                 drafts.keep(active_A, row_A, kept_ids(scores_DV))
             going = token_A != self.eos_id
@@ -146,6 +153,13 @@ class Embedded:
             )
         return self.truncation(logits_DV.float() / self.temperature)
 
+    def _likeliest(self, logprobs_DV: Tensor, row_A: Tensor) -> dict[str, Tensor]:
+        """The likeliest tokens of each distribution, if they are asked for."""
+        if not self.head:
+            return {}
+        head = logprobs_DV.topk(min(self.head, logprobs_DV.shape[-1]), dim=-1)
+        return {"head_logprobs": head.values[row_A], "head_ids": head.indices[row_A]}
+
     def _left_padded(
         self, prompts: Sequence[Sequence[int]], device: torch.device
     ) -> tuple[Tensor, Tensor]:
@@ -159,15 +173,16 @@ class _Drafts:
     """Completions while they are sampled."""
 
     def __init__(self, number: int) -> None:
-        self._steps: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._steps: list[tuple[Tensor, dict[str, Tensor]]] = []
         self._kept: list[list[Tensor]] = [[] for _ in range(number)]
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    def add(self, active_A: Tensor, token_A: Tensor, logprob_A: Tensor) -> None:
-        """The next token of the completions ``active_A``."""
-        self._steps.append((active_A.cpu(), token_A.cpu(), logprob_A.cpu()))
+    def add(self, active_A: Tensor, **values: Tensor) -> None:
+        """What is known of the next token of the completions ``active_A``: [A, ...] each."""
+        known = {name: value.cpu() for name, value in values.items()}
+        self._steps.append((active_A.cpu(), known))
 
     def keep(self, active_A: Tensor, row_A: Tensor, kept_D: list[Tensor]) -> None:
         """The ids that each of these tokens was chosen from: those of its row."""
@@ -178,27 +193,39 @@ class _Drafts:
         self, prompts: Sequence[Sequence[int]], version: int, eos_id: int
     ) -> list[Completion]:
         """All of them, those of one prompt side by side."""
-        shape = len(self), len(self._steps)
-        tokens_NT, logprobs_NT = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape)
         lengths_N = torch.zeros(len(self), dtype=torch.int64)
-        for t, (active_A, token_A, logprob_A) in enumerate(self._steps):
-            tokens_NT[active_A, t] = token_A
-            logprobs_NT[active_A, t] = logprob_A
-            lengths_N[active_A] = t + 1
-        truncated = (tokens_NT.gather(1, lengths_N[:, None] - 1)[:, 0] != eos_id).tolist()
+        for active_A, _ in self._steps:
+            lengths_N[active_A] += 1
+        known = {name: self._laid_out(name) for name in self._steps[0][1]}
+        ends_N1 = known["tokens"].gather(1, lengths_N[:, None] - 1)
+        truncated = (ends_N1[:, 0] != eos_id).tolist()
         versions_T = torch.full((len(self._steps),), version)
         samples = len(self) // len(prompts)
         return [
             Completion(
                 prompt_ids=tuple(prompts[n // samples]),
-                token_ids_N=tokens_NT[n, :length],
-                logprobs_N=logprobs_NT[n, :length],
+                token_ids_N=known["tokens"][n, :length],
+                logprobs_N=known["logprobs"][n, :length],
                 versions_N=versions_T[:length],
                 truncated=truncated[n],
                 kept_NK=pad_sequence(kept, batch_first=True, padding_value=-1) if kept else None,
+                head_ids_NK=known["head_ids"][n, :length] if self._told else None,
+                head_logprobs_NK=known["head_logprobs"][n, :length] if self._told else None,
             )
             for n, (length, kept) in enumerate(zip(lengths_N.tolist(), self._kept, strict=True))
         ]
+
+    @property
+    def _told(self) -> bool:
+        return "head_ids" in self._steps[0][1]
+
+    def _laid_out(self, name: str) -> Tensor:
+        """Something that is known of each token, [N, T, ...]; 0 where there is none."""
+        first = self._steps[0][1][name]
+        all_NT = first.new_zeros(len(self), len(self._steps), *first.shape[1:])
+        for t, (active_A, values) in enumerate(self._steps):
+            all_NT[active_A, t] = values[name]
+        return all_NT
 
 
 @contextmanager

@@ -37,7 +37,7 @@ class MicroBatches(L.Callback):
             module.load_state_dict(weights)
             found.append([])
             for batch in batches:
-                logprobs, _ = module.scorer(batch, module.engine.temperature)
+                logprobs, _, *_ = module.scorer(batch, module.engine.temperature)
                 loss, _ = module.loss(logprobs, batch)
                 grads = torch.autograd.grad(loss, list(module.parameters()))
                 flat = torch.cat([grad.flatten().double() for grad in grads])

@@ -83,7 +83,7 @@ def test_row_04_micro_batches_change_no_gradient(ragged):
     for k in (1, 2, 4):
         model.zero_grad()
         for part in split_for_updates(e, [index], k):
-            logprobs_BS, _ = scorer(part, 1.0)
+            logprobs_BS, _, *_ = scorer(part, 1.0)
             (Dapo()(logprobs_BS, part)[0] * part.step.scale / k).backward()
         gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
     assert gradients[0].norm() > 1e-2

@@ -41,7 +41,7 @@ def test_row_07_the_end_token_is_trained_on_where_padding_is_the_same_token():
         [False, True, True, True],
     ]
     model = tiny_model("gpt2")
-    logprobs_BS, _ = Scorer(model, shared_prefix=True)(e, 1.0)
+    logprobs_BS, _, *_ = Scorer(model, shared_prefix=True)(e, 1.0)
     assert (logprobs_BS != 0).tolist() == e.mask_BS.tolist()
     weight = model.get_input_embeddings().weight
     logprobs_BS[1, 1].backward()  # the end token after a prompt, nothing else
@@ -58,7 +58,7 @@ def test_row_09_a_padded_batch_scores_as_each_sequence_alone(name):
     e = experience_of(rows)
     model = tiny_model(name)
     oracle = copy.deepcopy(model).double()
-    logprobs_BS, _ = Scorer(model, shared_prefix=True)(e, 1.0)
+    logprobs_BS, _, *_ = Scorer(model, shared_prefix=True)(e, 1.0)
     for b, row in enumerate(rows):
         ids = torch.tensor([[*row.prompt_ids, *row.token_ids_N.tolist()]])
         every = oracle(input_ids=ids).logits[0, len(row.prompt_ids) - 1 : -1].log_softmax(-1)
