@@ -13,16 +13,11 @@ from lightning_qrl.grpo import GRPOModule
 from lightning_qrl.policy_module import PolicyModule
 from lightning_qrl.precision import PrecisionPlan
 
-
 M = TypeVar("M", bound=L.LightningModule)
 
 
 class Named(L.Callback):
-    """A callback that messages and tables call by its key.
-
-    Attributes:
-        handle: its key in the recipe.
-    """
+    """A callback that messages and tables call by its `handle`, its key in the recipe."""
 
     def __init__(self) -> None:
         self.handle = snake_case(type(self).__name__)
