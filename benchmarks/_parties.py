@@ -105,8 +105,8 @@ class Clock(L.Callback):
 class Ours:
     """A recipe under Lightning, as `qrl fit` runs it but for logging, checkpoints and the view."""
 
-    def __init__(self, recipe: str, prompts: int) -> None:
-        sizes = [f"grpo.prompts_per_rollout={prompts}", f"optimizer.lr={LR}"]
+    def __init__(self, recipe: str, prompts: int, overrides: Sequence[str] = ()) -> None:
+        sizes = [f"grpo.prompts_per_rollout={prompts}", f"optimizer.lr={LR}", *overrides]
         self.run = build(load_recipe(recipe, sizes, without=AWAY))
         assert isinstance(self.run.module, GRPOModule)
         assert isinstance(self.run.data, RolloutData)

@@ -84,6 +84,7 @@ def make_named(
     *,
     name_key: str = "name",
     extra: Mapping[str, Any] | None = None,
+    others: Collection[str] = (),
 ) -> Any:
     """Build the plugin that a section names.
 
@@ -93,6 +94,7 @@ def make_named(
         package: where its plugins are.
         name_key: the key that holds the plugin's name.
         extra: further arguments, which the recipe may not set.
+        others: keys of the section that are somebody else's.
 
     Raises:
         UserError: there is no such plugin, or an argument is wrong.
@@ -105,7 +107,12 @@ def make_named(
         target = load_plugin(package, name)
     except ValueError as error:
         raise recipe.error(f"{section}.{name_key}", str(error)) from None
-    return make(recipe, section, target, given, extra or {})
+    known = [*parameters(target, extra or ()), *others]
+    for key in given:
+        if others and key not in known:
+            raise recipe.error(f"{section}.{key}", f"no such key; {nearest(key, known)}")
+    own = {key: value for key, value in given.items() if key not in others}
+    return make(recipe, section, target, own, extra or {})
 
 
 def make(

@@ -14,7 +14,8 @@ from typing import Any
 import lightning as L
 
 from lightning_qrl.arguments import check_arguments, make, make_named
-from lightning_qrl.build_grpo import build_grpo
+from lightning_qrl.asynchrony.settings import KEYS
+from lightning_qrl.build_grpo import build_grpo, make_asynchrony
 from lightning_qrl.errors import UserError
 from lightning_qrl.optimizer import AdamWSettings
 from lightning_qrl.plugins import load_plugin, nearest, plugin_names
@@ -85,6 +86,9 @@ def build(recipe: Recipe) -> Run:
 def _supervised(
     recipe: Recipe, parts: dict[str, Any], trainer_args: Mapping[str, Any]
 ) -> tuple[SupervisedModule, Demonstrations]:
+    if make_asynchrony(recipe).max_staleness:
+        message = "only GRPO trains on what the policy samples; take it out"
+        raise recipe.error("rollout.max_staleness", message)
     seed = {"seed": recipe.values.get("seed", 0)}
     module = SupervisedModule(**parts, **seed)
     extra = {
@@ -131,7 +135,7 @@ def _check_prompts(recipe: Recipe, task: Task, split: Split) -> None:
 def _make_engine(recipe: Recipe, policy: Policy) -> RolloutEngine:
     ids = {"eos_id": policy.eos_id, "pad_id": policy.pad_id}
     engine: RolloutEngine = make_named(
-        recipe, "rollout", "lightning_qrl.rollouts", name_key="engine", extra=ids
+        recipe, "rollout", "lightning_qrl.rollouts", name_key="engine", extra=ids, others=KEYS
     )
     return engine
 

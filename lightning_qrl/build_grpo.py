@@ -9,6 +9,8 @@ from typing import Any
 
 from lightning_qrl.advantages import AdvantageEstimator
 from lightning_qrl.arguments import check_arguments, make, parameters
+from lightning_qrl.asynchrony.schedule import check_reach
+from lightning_qrl.asynchrony.settings import KEYS, Asynchrony
 from lightning_qrl.data import RolloutData
 from lightning_qrl.errors import UserError
 from lightning_qrl.grpo import GRPOModule
@@ -51,7 +53,7 @@ def build_grpo(
     source = given.pop("reference", None)
     targets = (GRPOModule, RolloutData, AdvantageEstimator, Overlong, KLPenalty)
     injected = (*parts, *seed, "loss", "advantages", "overlong", "kl", "reference", "prompts",
-                "micro_batches")  # fmt: skip
+                "micro_batches", "asynchrony")  # fmt: skip
     own = {target: parameters(target, injected) for target in targets}
     own[RolloutData].remove("group_size")  # it is the module's
     known = sorted({"loss", "reference"}.union(*own.values()))
@@ -67,8 +69,23 @@ def build_grpo(
         "prompts": parts["task"].prompts("train"),
         "group_size": module.group_size,
         "micro_batches": trainer_args.get("accumulate_grad_batches", 1),
+        "asynchrony": make_asynchrony(recipe),
     }
-    return module, make(recipe, "grpo", RolloutData, args[RolloutData], extra | seed)
+    data = make(recipe, "grpo", RolloutData, args[RolloutData], extra | seed)
+    reach = {
+        "asynchrony": data.asynchrony,
+        "groups": data.prompts_per_rollout,
+        "updates": data.updates_per_rollout,
+    }
+    make(recipe, "rollout", check_reach, {}, reach)
+    return module, data
+
+
+def make_asynchrony(recipe: Recipe) -> Asynchrony:
+    """The keys of the section ``rollout`` that are not the engine's."""
+    given = {key: value for key, value in recipe.values["rollout"].items() if key in KEYS}
+    made: Asynchrony = make(recipe, "rollout", Asynchrony, given)
+    return made
 
 
 def _refuse_idle(recipe: Recipe, given: Mapping[str, Any], loss: Loss) -> None:

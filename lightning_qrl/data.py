@@ -7,12 +7,16 @@ read one batch ahead, which makes every rollout one step stale.)
 Prompts come in an order shuffled for each pass over the split. The position in it follows from the
 number of optimizer steps, so a resumed run skips and repeats nothing. Dynamic sampling takes its
 spare prompts from anywhere in the split, by a draw of the phase's own, so they move no position.
+
+With ``max_staleness`` above 0 a phase trains on what earlier weights have sampled (`asynchrony`);
+what waits for its phase is in the checkpoint.
 """
 
 import random
 from collections.abc import Sequence
+from dataclasses import asdict
 from functools import lru_cache
-from typing import cast
+from typing import Any, cast
 
 import lightning as L
 import torch
@@ -22,6 +26,9 @@ from typing_extensions import override
 
 from lightning_qrl.advantages import highest
 from lightning_qrl.advantages import leverage as leverage_of
+from lightning_qrl.asynchrony.pipeline import Pipeline
+from lightning_qrl.asynchrony.schedule import Schedule
+from lightning_qrl.asynchrony.settings import Asynchrony
 from lightning_qrl.errors import UserError
 from lightning_qrl.experience import Experience, split_for_updates
 from lightning_qrl.grpo import GRPOModule
@@ -43,7 +50,8 @@ class RolloutData(L.LightningDataModule):
             other prompts; 0 keeps them.
         leverage: share of all leverage (see `advantages.leverage`) that is trained on: the smallest
             set of completions that holds it; 1 trains on all.
-        seed: decides the order of prompts and the shuffling of completions.
+        asynchrony: how far sampling runs ahead of training; by default not at all.
+        seed: decides the order of prompts, the shuffling of completions, and how long they take.
 
     Raises:
         ValueError: the numbers do not divide, or the split holds too few prompts.
@@ -60,6 +68,7 @@ class RolloutData(L.LightningDataModule):
         micro_batches: int = 1,
         dynamic_sampling: int = 0,
         leverage: float = 1.0,
+        asynchrony: Asynchrony = Asynchrony(),
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -83,6 +92,11 @@ class RolloutData(L.LightningDataModule):
             )
         if dynamic_sampling < 0:
             raise ValueError(f"dynamic_sampling must be at least 0, got {dynamic_sampling}")
+        if dynamic_sampling and asynchrony.max_staleness:
+            raise ValueError(
+                f"dynamic_sampling={dynamic_sampling} samples anew when a rollout is judged, which "
+                "with rollout.max_staleness above 0 is long after it was sampled; set either to 0"
+            )
         if not 0 < leverage <= 1:
             raise ValueError(f"leverage must be above 0 and at most 1, got {leverage}")
         self.prompts = prompts
@@ -93,12 +107,25 @@ class RolloutData(L.LightningDataModule):
         self.minibatches = minibatches
         self.num_iterations = num_iterations
         self.micro_batches = micro_batches
+        self.asynchrony = asynchrony
         self.seed = seed
+        self._pipeline: Pipeline | None = None
+        self._restored: dict[str, Any] = {}
 
     @property
     def updates_per_rollout(self) -> int:
         """Optimizer steps of one phase."""
         return self.minibatches * self.num_iterations
+
+    def keeps_groups_whole(self, ranks: int = 1) -> bool:
+        """Whether each micro-batch holds all completions of each of its prompts."""
+        parts = ranks * self.micro_batches
+        return self.minibatches == 1 == self.leverage and self.prompts_per_rollout % parts == 0
+
+    @property
+    def largest_lag(self) -> int:
+        """Versions that a token can be behind at the last update on its rollout."""
+        return self.asynchrony.max_staleness + self.updates_per_rollout - 1
 
     @override
     def train_dataloader(self) -> DataLoader[Experience]:
@@ -112,12 +139,75 @@ class RolloutData(L.LightningDataModule):
                 f"the checkpoint was written after {within} of {self.updates_per_rollout} updates "
                 "on a rollout; resume from one written at the end of an epoch"
             )
-        prompts = self.phase_prompts(phase)[rank::world]
-        spares = (prompts[rank::world] for prompts in self.spare_prompts(phase))
-        experience = module.collect(prompts, phase, spares)
+        if self.asynchrony.max_staleness:
+            pipeline = self._pipeline_at(phase, module.engine.max_new_tokens)
+            experience = module.collect(pipeline.prompts(phase), phase, (), pipeline)
+        else:
+            prompts = self.phase_prompts(phase)[rank::world]
+            spares = (prompts[rank::world] for prompts in self.spare_prompts(phase))
+            experience = module.collect(prompts, phase, spares)
         updates = self._updates(self._chosen(experience), phase)
         batches = split_for_updates(experience, updates, self.micro_batches, world)
         return DataLoader(cast("torch.utils.data.Dataset[Experience]", batches), batch_size=None)
+
+    def _pipeline_at(self, phase: int, tokens: int) -> Pipeline:
+        """The pipeline; a new one where a run begins or goes on from a checkpoint."""
+        if self._pipeline is None or phase == 0:
+            assert self.trainer is not None
+            rank, world = self.trainer.global_rank, self.trainer.world_size
+            schedule = Schedule(
+                self.asynchrony,
+                groups=self.prompts_per_rollout // world,
+                samplers=self._samplers // world,
+                updates=self.updates_per_rollout,
+                tokens=tokens,
+                seed=self.seed,
+            )
+            self._pipeline = Pipeline(
+                schedule,
+                self.group_size,
+                lambda number: self.prompts[self._index(number * world + rank)],
+            )
+            if phase:
+                self._pipeline.load_state_dict(self._queue_of(rank, world))
+        return self._pipeline
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        """What waits in the queue of each rank; nothing of a synchronous run."""
+        if self._pipeline is None:
+            return {}
+        assert self.trainer is not None
+        queues: list[Any] = [self._pipeline.state_dict()] * self.trainer.world_size
+        if self.trainer.world_size > 1:
+            torch.distributed.all_gather_object(queues, queues[0])
+        return {"rollout": self._settings(), "queues": queues}
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._pipeline, self._restored = None, state_dict
+        for key, value in self._settings().items():
+            before = state_dict["rollout"].get(key)
+            if value != before:
+                raise UserError(
+                    f"the checkpoint's queue was filled with {key}={before}, now it is {value}; "
+                    "resume with the same, or start anew"
+                )
+
+    def _settings(self) -> dict[str, Any]:
+        """What the schedule and the contents of the queue depend on."""
+        own = ("group_size", "prompts_per_rollout", "minibatches", "num_iterations", "seed")
+        return asdict(self.asynchrony) | {name: getattr(self, name) for name in own}
+
+    def _queue_of(self, rank: int, world: int) -> dict[str, Any]:
+        queues = self._restored.get("queues", [])
+        if len(queues) != world:
+            raise UserError(
+                f"the checkpoint has the queues of {len(queues)} ranks, and there are {world}; "
+                "resume with as many, or start anew (0: its run had rollout.max_staleness=0)"
+            )
+        queue: dict[str, Any] = queues[rank]
+        return queue
 
     def _check_ranks(self, world: int) -> None:
         share = self.prompts_per_rollout // world * self.group_size
@@ -127,6 +217,12 @@ class RolloutData(L.LightningDataModule):
                 f"equal shares that divide into minibatches={self.minibatches} x "
                 f"accumulate_grad_batches={self.micro_batches} equal parts"
             )
+        if self._samplers % world:
+            raise UserError(f"samplers={self._samplers} does not divide into {world} ranks")
+
+    @property
+    def _samplers(self) -> int:
+        return self.asynchrony.samplers or self.prompts_per_rollout
 
     def phase_prompts(self, phase: int) -> list[Prompt]:
         """The prompts of a phase, over all ranks."""
@@ -135,8 +231,11 @@ class RolloutData(L.LightningDataModule):
     def _phase_indices(self, phase: int) -> list[int]:
         start = phase * self.prompts_per_rollout
         positions = range(start, start + self.prompts_per_rollout)
-        passes = (divmod(position, len(self.prompts)) for position in positions)
-        return [self._order(number)[offset] for number, offset in passes]
+        return [self._index(position) for position in positions]
+
+    def _index(self, position: int) -> int:
+        number, offset = divmod(position, len(self.prompts))
+        return self._order(number)[offset]
 
     def spare_prompts(self, phase: int) -> list[list[Prompt]]:
         """For each attempt of dynamic sampling, other prompts, over all ranks; no prompt twice."""
@@ -147,7 +246,7 @@ class RolloutData(L.LightningDataModule):
         parts = [spare[a * each : (a + 1) * each] for a in range(self.dynamic_sampling)]
         return [[self.prompts[i] for i in part] for part in parts]
 
-    @lru_cache(maxsize=2)  # noqa: B019  (a data module lives as long as its run)
+    @lru_cache(maxsize=4)  # noqa: B019  (a data module lives as long as its run)
     def _order(self, number: int) -> list[int]:
         order = list(range(len(self.prompts)))
         random.Random(derive_seed(self.seed, "prompts", number)).shuffle(order)

@@ -97,7 +97,8 @@ class Experience:
             the rollout, where losses take their ratios against these (see `losses.base`).
         head_ids_BSK: int64 [B, S, K], see `Completion`, 0 outside completions.
         head_logprobs_BSK: float32 [B, S, K], the sampler's log-probabilities of these.
-        routes_BSLK: int16 [B, S, L, K], see `Completion`; entry s is that of input token s.
+        routes_BSLK: int16 [B, S, L, K], see `Completion`; entry s is that of input token s, -1 where
+            there is none.
     """
 
     input_ids_BT: Tensor
@@ -174,11 +175,10 @@ def make_experience(
     ids = [torch.cat([p, c.token_ids_N]) for p, c in zip(prompts, completions, strict=True)]
 
     def aligned(values: Sequence[Tensor], fill: float = 0) -> Tensor:
-        rows = [
-            torch.cat([value.new_full((len(p) - 1, *value.shape[1:]), fill), value])
-            for p, value in zip(prompts, values, strict=True)
-        ]
-        return pad_sequence(rows, batch_first=True, padding_value=fill)
+        known_N = torch.cat(list(values))  # the mask's tokens, in its order
+        laid_out_BS = known_N.new_full((*mask_BS.shape, *known_N.shape[1:]), fill)
+        laid_out_BS[mask_BS] = known_N
+        return laid_out_BS
 
     def aligned_if_told(values: Sequence[Tensor | None]) -> Tensor | None:
         told = [value for value in values if value is not None]
@@ -207,7 +207,7 @@ def make_experience(
         kept_BSK=aligned([_widen(k, widest) for k in kept], fill=-1) if kept else None,
         head_ids_BSK=aligned_if_told([c.head_ids_NK for c in completions]),
         head_logprobs_BSK=aligned_if_told([c.head_logprobs_NK for c in completions]),
-        routes_BSLK=pad_sequence(routes, batch_first=True) if routes else None,
+        routes_BSLK=pad_sequence(routes, True, padding_value=-1) if routes else None,
     )
 
 

@@ -18,6 +18,7 @@ import math
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -27,20 +28,21 @@ from transformers import PreTrainedModel
 from typing_extensions import override
 
 from lightning_qrl.advantages import AdvantageEstimator
-from lightning_qrl.analysis.mismatch import rollout_correction, sampling_mismatch
+from lightning_qrl.analysis.batch import batch_metrics
+from lightning_qrl.asynchrony.pipeline import Pipeline, flow_metrics
 from lightning_qrl.experience import Experience, make_experience
 from lightning_qrl.groups import Groups
 from lightning_qrl.kl import KLPenalty
 from lightning_qrl.losses.base import Loss
 from lightning_qrl.losses.dapo import Dapo
-from lightning_qrl.metrics import Metric, deviation, largest, mean
+from lightning_qrl.metrics import Metric, deviation
 from lightning_qrl.objective import Objective, check_reference, prefixed
 from lightning_qrl.optimizer import AdamWSettings
 from lightning_qrl.overlong import Overlong
 from lightning_qrl.policy import Policy, has_dropout
 from lightning_qrl.policy_module import PolicyModule
 from lightning_qrl.reference import Reference
-from lightning_qrl.rollouts.base import RolloutEngine
+from lightning_qrl.rollouts.base import RolloutEngine, telling
 from lightning_qrl.scoring import Scorer
 from lightning_qrl.seeding import derive_seed
 from lightning_qrl.step_metrics import StepMetrics
@@ -65,9 +67,14 @@ class GRPOModule(PolicyModule):
         on_reward_error: where the task raises, ``stop`` the run, or ``skip`` that reward.
         seed: decides every draw of the sampler.
 
+    Attributes:
+        replays_routes: routers choose as the sampler's did (see `routing`); a callback decides.
+
     Raises:
         ValueError: an argument is out of range, or a reference is missing or without use.
     """
+
+    replays_routes = False
 
     def __init__(
         self,
@@ -118,12 +125,20 @@ class GRPOModule(PolicyModule):
     def setup(self, stage: str) -> None:
         super().setup(stage)
         corrections, updates = self.objective.corrections, self._updates_per_rollout
-        corrections.check(self.loss, updates)
+        corrections.check(self.loss, updates, self._keeps_groups_whole)
+        corrections.check_engine(self.engine)
+        self.around_rollouts["head"] = partial(telling, self.engine, corrections.head)
 
     @property
     def _updates_per_rollout(self) -> int:
         data: Any = getattr(self.trainer, "datamodule", None)
         return getattr(data, "updates_per_rollout", 1)
+
+    @property
+    def _keeps_groups_whole(self) -> bool:
+        data: Any = getattr(self.trainer, "datamodule", None)
+        keeps = getattr(data, "keeps_groups_whole", None)
+        return keeps is None or bool(keeps(self.trainer.world_size))
 
     @override
     def build_model(self) -> PreTrainedModel:
@@ -134,11 +149,16 @@ class GRPOModule(PolicyModule):
                 "ratios are then noisy from the first update; set it to 0 in its config.json",
                 stacklevel=2,
             )
-        self.scorer = Scorer(model, shared_prefix=self.shared_prefix)
+        replay = self.replays_routes
+        self.scorer = Scorer(model, shared_prefix=self.shared_prefix, replay=replay)
         return model
 
     def collect(
-        self, prompts: Sequence[Prompt], phase: int, spares: Iterable[Sequence[Prompt]] = ()
+        self,
+        prompts: Sequence[Prompt],
+        phase: int,
+        spares: Iterable[Sequence[Prompt]] = (),
+        pipeline: Pipeline | None = None,
     ) -> Experience:
         """Sample a group for each prompt with the current weights, and judge it.
 
@@ -148,25 +168,37 @@ class GRPOModule(PolicyModule):
             spares: dynamic sampling (DAPO, Yu et al., arXiv 2503.14476, section 3.2): as long as
                 groups are left whose rewards are all equal, as many of the next prompts are sampled
                 too, and mixed groups take their places.
+            pipeline: with it, the current weights sample what it says, for this phase and later
+                ones, and the prompts' groups are those that have been sampled for this one.
 
         Returns:
             The experience of P x G completions on the CPU, those of one prompt side by side.
         """
         self.step_metrics.begin()
-        groups = sampled = self._rollout(prompts, phase)
+        groups = sampled = self._rollout(prompts, phase, pipeline=pipeline)
         for attempt, spare in enumerate(spares, start=1):
             unmixed = int(groups.unmixed_P.sum())
             if not (unmixed and spare):
                 break
             more = self._rollout(spare[:unmixed], phase, attempt)
             groups, sampled = (groups + more).mixed_first(len(prompts)), sampled + more
-        self.step_metrics.rollout = self._describe(sampled)
+        flow = flow_metrics() if pipeline is None else pipeline.metrics(phase)
+        self.step_metrics.rollout = self._describe(sampled) | flow
         return self._experience(groups)
 
-    def _rollout(self, prompts: Sequence[Prompt], phase: int, *attempt: int) -> Groups:
+    def _rollout(
+        self,
+        prompts: Sequence[Prompt],
+        phase: int,
+        *attempt: int,
+        pipeline: Pipeline | None = None,
+    ) -> Groups:
         seed = derive_seed(self.seed, "rollout", phase, self.global_rank, *attempt)
-        with self.step_metrics.timed("gen"):
-            completions = self.sample(prompts, self.group_size, seed)
+        with self.step_metrics.timed("gen"), self.rolling_out():
+            if pipeline is None:
+                completions = self.sample(prompts, self.group_size, seed)
+            else:
+                completions = pipeline.step(phase, self.sample, seed)
         with self.step_metrics.timed("reward"):
             rewards_B = self.judge(prompts, completions, "train")
         groups = Groups(tuple(completions), rewards_B.view(len(prompts), self.group_size))
@@ -223,20 +255,9 @@ class GRPOModule(PolicyModule):
         with self.plan.holding():
             scores = self.scorer(experience, self.engine.temperature)
         loss, metrics = self.objective(scores, experience)
-        mask_BS, logprobs_BS = experience.mask_BS, scores.logprobs
-        age_BS = self.global_step - experience.versions_BS
-        self.step_metrics.add(
-            metrics
-            | prefixed("train/", sampling_mismatch(logprobs_BS, experience))
-            | prefixed("rollout_corr/", rollout_correction(logprobs_BS, experience))
-            | {
-                "train/entropy": mean(scores.entropy, mask_BS),
-                "async/staleness_mean": mean(age_BS, mask_BS),
-                "async/staleness_max": largest(age_BS[mask_BS]),
-                "train/num_completions": Metric("sum", float(mask_BS.any(dim=1).sum())),
-                "num_tokens": Metric("sum", float(mask_BS.sum())),
-            }
-        )
+        oldest = getattr(getattr(self._trainer, "datamodule", None), "largest_lag", 0)
+        measured = batch_metrics(scores, experience, self.global_step, oldest)
+        self.step_metrics.add(metrics | measured)
         return loss * experience.step.scale
 
     @override

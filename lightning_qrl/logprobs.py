@@ -117,8 +117,11 @@ def _chunk(
         with torch.no_grad():
             p_NV = logprobs_NV.exp()
             constants += [torch.special.entr(p_NV).sum(dim=-1), p_NV.square().sum(dim=-1)]
-    further_NK = None if head_NK is None else logprobs_NV.gather(-1, head_NK)
-    return logprobs_NV.gather(-1, targets_N1)[:, 0], further_NK
+    if head_NK is None:
+        return logprobs_NV.gather(-1, targets_N1)[:, 0], None
+    # at once: backward, each gather costs as much as the logits are large
+    wanted_N1K = logprobs_NV.gather(-1, torch.cat([targets_N1, head_NK], dim=-1))
+    return wanted_N1K[:, 0], wanted_N1K[:, 1:]
 
 
 def _identity(logits: Tensor) -> Tensor:

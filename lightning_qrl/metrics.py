@@ -1,8 +1,9 @@
-"""Means, deviations, sums and extrema that can be merged over micro-batches and ranks.
+"""Means, deviations, sums, extrema, sample sizes that merge over micro-batches and ranks.
 
 A mean is kept as a total and a weight and divided once, at the end: a mean over all tokens of a
 step, never a mean of the means of unequal micro-batches. A standard deviation is kept with its sum
-of squared deviations, and merged as in Chan, Golub & LeVeque (1979).
+of squared deviations, and merged as in Chan, Golub & LeVeque (1979). The effective sample size of
+importance weights w is kept as sum w and sum w^2 (Kish, 1965).
 """
 
 import math
@@ -29,10 +30,11 @@ class Metric:
         reduce: how contributions merge.
         total: the sum of the values (of a minimum or maximum: itself).
         weight: the number of values.
-        squares: of a standard deviation, the sum of squared deviations from the mean.
+        squares: of a standard deviation, the sum of squared deviations from the mean; of an
+            effective sample size, the sum of squares.
     """
 
-    reduce: Literal["mean", "std", "sum", "min", "max"]
+    reduce: Literal["mean", "std", "sum", "min", "max", "ess"]
     total: float
     weight: float = 1.0
     squares: float = 0.0
@@ -45,12 +47,17 @@ class Metric:
             return Metric("mean", self.total + other.total, self.weight + other.weight)
         if self.reduce == "std":
             return self._merge_deviations(other)
+        if self.reduce == "ess":
+            squares, weight = self.squares + other.squares, self.weight + other.weight
+            return Metric("ess", self.total + other.total, weight, squares)
         return Metric(self.reduce, REDUCTIONS[self.reduce](self.total, other.total))
 
     def value(self) -> float:
         """The reduced number; over nothing (a deviation: over less than two) it is 0."""
         if self.reduce == "std":
             return math.sqrt(self.squares / (self.weight - 1)) if self.weight > 1 else 0.0
+        if self.reduce == "ess":
+            return self.total**2 / (self.weight * self.squares) if self.squares else 0.0
         return self.total / self.weight if self.weight else 0.0
 
     def over_ranks(self) -> "Metric":
@@ -77,6 +84,13 @@ def deviation(values: Tensor, mask: Tensor) -> Metric:
     return Metric("std", float(chosen.sum()), float(len(chosen)), float(squares))
 
 
+def effective_share(weights: Tensor, mask: Tensor) -> Metric:
+    """Effective sample size over the number of samples: (sum w)^2 / (N sum w^2) where ``mask``."""
+    chosen = weights[mask].double()
+    squares = float(chosen.square().sum())
+    return Metric("ess", float(chosen.sum()), float(len(chosen)), squares)
+
+
 def largest(values: Tensor) -> Metric:
     """The maximum of a tensor; an empty one contributes nothing."""
     return Metric("max", float(values.max())) if values.numel() else Metric("max", 0.0, 0.0)
@@ -98,6 +112,10 @@ class Tally:
         for name, metric in metrics.items():
             seen = self._metrics.get(name)
             self._metrics[name] = metric if seen is None else seen.merge(metric)
+
+    def so_far(self, name: str) -> float:
+        """The value of one metric over what all ranks have collected."""
+        return self._metrics[name].over_ranks().value()
 
     def flush(self) -> dict[str, float]:
         """The value of every metric over all micro-batches and ranks; then start anew."""

@@ -39,6 +39,7 @@ class Objective:
     def __call__(self, scores: Scores, experience: Experience) -> tuple[Tensor, dict[str, Metric]]:
         """The micro-batch's share of the step's loss, and metrics by their full names."""
         experience = self.corrections.anchored(self.loss, scores, experience)
+        experience = self.corrections.rebased(scores, experience)
         values_BS, metrics = self.loss.per_token(scores.logprobs, experience)
         values_BS, corrected = self.corrections(values_BS, scores, experience)
         loss = self.loss.reduce(values_BS, experience)

@@ -9,7 +9,8 @@ B completions.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Literal, NamedTuple
 
 import lightning as L
@@ -19,6 +20,7 @@ from transformers import PreTrainedModel
 from typing_extensions import override
 
 from lightning_qrl.analysis.pass_at_k import pass_at_k
+from lightning_qrl.asynchrony.completions import join
 from lightning_qrl.errors import UserError
 from lightning_qrl.experience import Completion
 from lightning_qrl.metrics import Metric, mean
@@ -40,7 +42,7 @@ class Sample(NamedTuple):
     prompt: str
     completion: str
     reward: float
-    version: int  # weight version (optimizer steps taken) that wrote it
+    version: int  # weight version (optimizer steps taken) that wrote its last token
 
 
 class PolicyModule(L.LightningModule):
@@ -61,6 +63,8 @@ class PolicyModule(L.LightningModule):
         samples: what was judged last, of each split.
         on_reward_error: what to do where the task raises: ``stop`` the run, or ``skip`` the reward.
         reward_errors: how often it raised.
+        around_rollouts: what is entered while rollouts are sampled, by who asks for it; evaluation
+            is left alone.
     """
 
     model: PreTrainedModel
@@ -80,6 +84,7 @@ class PolicyModule(L.LightningModule):
         self.evaluations: dict[int, dict[str, float]] = {}
         self.samples: dict[Split, list[Sample]] = {}
         self.reward_errors = 0
+        self.around_rollouts: dict[str, Callable[[], AbstractContextManager[None]]] = {}
 
     @override
     def setup(self, stage: str) -> None:
@@ -128,16 +133,45 @@ class PolicyModule(L.LightningModule):
         for schedule in checkpoint.get("lr_schedulers", []):  # its place is restored, not its peak
             schedule["base_lrs"] = [self.optimizer_settings.lr for _ in schedule["base_lrs"]]
 
-    def sample(self, prompts: Sequence[Prompt], samples: int, seed: int) -> list[Completion]:
+    def sample(
+        self,
+        prompts: Sequence[Prompt],
+        samples: int,
+        seed: int,
+        *,
+        limits: Sequence[int] | None = None,
+        begun: Sequence[Completion] | None = None,
+    ) -> list[Completion]:
         """Completions of the current policy, in the plan's rollout precision.
 
         What the plan leaves alone computes as in training: under the trainer's autocast, if any.
+
+        Args:
+            prompts: what is asked.
+            samples: completions of each prompt.
+            seed: decides every draw.
+            limits: most new tokens of each prompt's completions; by default the engine's limit.
+            begun: for each prompt a completion to go on with; ``samples`` is then 1.
         """
         self.plan.reseed(derive_seed(seed, "rounding"))
         self.engine.sync(self.model, self.global_step)
-        ids = [self.policy.encode(prompt.text) for prompt in prompts]
+        if begun is None:
+            ids = [self.policy.encode(prompt.text) for prompt in prompts]
+        else:
+            ids = [[*c.prompt_ids, *c.token_ids_N.tolist()] for c in begun]
         with self.trainer.precision_plugin.forward_context(), self.plan.sampling():
-            return self.engine.generate(ids, samples=samples, seed=seed)
+            sampled = self.engine.generate(ids, samples=samples, seed=seed, limits=limits)
+        if begun is None:
+            return sampled
+        return [join(first, more) for first, more in zip(begun, sampled, strict=True)]
+
+    @contextmanager
+    def rolling_out(self) -> Iterator[None]:
+        """For `sample`: what it samples is trained on."""
+        with ExitStack() as stack:
+            for entered in self.around_rollouts.values():
+                stack.enter_context(entered())
+            yield
 
     def judge(
         self, prompts: Sequence[Prompt], completions: Sequence[Completion], split: Split
@@ -157,8 +191,10 @@ class PolicyModule(L.LightningModule):
         pairs = [(prompts[i // each], text) for i, text in enumerate(texts)]
         rewards = [self._reward(prompt, text) for prompt, text in pairs]
         judged = zip(pairs, rewards, strict=True)
+        versions = [int(completion.versions_N[-1]) for completion in completions]
         self.samples[split] = [
-            Sample(prompt.text, text, reward, self.global_step) for (prompt, text), reward in judged
+            Sample(prompt.text, text, reward, version)
+            for ((prompt, text), reward), version in zip(judged, versions, strict=True)
         ]
         return torch.tensor(rewards, dtype=torch.float32)
 

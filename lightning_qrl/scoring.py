@@ -7,11 +7,16 @@ gradient flows back. Completions of similar length go together, so that little o
 is padding. Without ``shared_prefix`` each row is one sequence, as in plain training. Either way the
 head runs on what predicts a sampled token alone, chunk by chunk (see `logprobs`).
 
+Where the routers of a mixture of experts choose as the sampler's did (see `routing`), a token is
+the same as another if its experts are, too. So all of this goes by symbols then, numbers for
+distinct pairs of id and routes, and what a symbol stands for is looked up as the model reads it.
+
 B completions, T tokens, S = T - 1 predictions, D distinct rows, U distinct prompts, P longest
-prompt, R rows of similar length, C the longest of them, N sampled tokens, H hidden.
+prompt, R rows of similar length, C the longest of them, N sampled tokens, H hidden, Y symbols.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +27,7 @@ from transformers.cache_utils import DynamicLayer
 from lightning_qrl.errors import UserError
 from lightning_qrl.experience import Experience
 from lightning_qrl.logprobs import Scores, head_logprobs
+from lightning_qrl.routing import Routers, symbols
 
 TOLERANCE = 1e-3  # of the largest logit: rounding, but no other computation
 BUCKETS = 4  # lengths of completions that are told apart
@@ -35,16 +41,22 @@ class Scorer:
     Args:
         model: a causal language model; not yet quantized, since it is tried on a few tokens.
         shared_prefix: compute each distinct prompt once.
+        replay: let the routers choose as the batch says; without it they choose by themselves.
 
     Attributes:
         vocabulary: V, entries of the logits.
+        routers: those of the model; None without ``replay``.
 
     Raises:
         UserError: the model's key-value cache does not give what its whole sequences give.
+        ValueError: there is nothing to replay in such a model.
     """
 
-    def __init__(self, model: PreTrainedModel, *, shared_prefix: bool) -> None:
+    def __init__(
+        self, model: PreTrainedModel, *, shared_prefix: bool, replay: bool = False
+    ) -> None:
         self._model = model
+        self.routers = Routers(model) if replay else None
         self.vocabulary: int = model.config.get_text_config().vocab_size
         self._read = _after_shared_prompts if shared_prefix else _row_by_row
         training = model.training
@@ -71,7 +83,7 @@ class Scorer:
             Of each token [B, S], and, where the sampler told its likeliest tokens, of these.
         """
         mask_BS = experience.mask_BS
-        hidden_NH = self._read(self._body, experience)
+        hidden_NH = self._hidden(experience)
         targets_N = experience.input_ids_BT[:, 1:][mask_BS]
         kept_NK, wanted_NK = (
             None if ids is None else ids[mask_BS]
@@ -104,6 +116,18 @@ class Scorer:
             part = self(experience.take(index).to(device), temperature).logprobs
             logprobs_BS[index, : part.shape[1]] = part.to(logprobs_BS.device)
         return logprobs_BS
+
+    def _hidden(self, experience: Experience) -> Tensor:
+        routers, routes_BSLK = self.routers, experience.routes_BSLK
+        if routers is None or routes_BSLK is None:
+            return self._read(self._body, experience)
+        symbols_BT, ids_Y, routes_YLK = symbols(experience.input_ids_BT, routes_BSLK)
+
+        def body(input_ids: Tensor, **inputs: Any) -> Tensor:
+            with routers.replayed(routes_YLK[input_ids].flatten(0, 1)):
+                return self._body(input_ids=ids_Y[input_ids], **inputs)
+
+        return self._read(body, replace(experience, input_ids_BT=symbols_BT))
 
     def _body(self, **inputs: Any) -> Tensor:
         """What the head reads; where the head cannot be had by itself, the logits."""

@@ -41,6 +41,10 @@ class StepMetrics:
         """Merge the metrics of one micro-batch, by their full names."""
         self._tally.add(metrics)
 
+    def so_far(self, name: str) -> float:
+        """The value of a micro-batch's metric over those of the step, of all ranks, until now."""
+        return self._tally.so_far(name)
+
     def finish(self) -> dict[str, float]:
         """Every metric of the step by its full name; then the next step begins."""
         self._tally.add(self.rollout)

@@ -1,6 +1,7 @@
 """A policy small enough to train in milliseconds, a task it can be mixed at, and a tiny Trainer."""
 
 import os
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,13 @@ import pytest
 import torch
 from lightning.pytorch.loggers.logger import DummyLogger
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    PreTrainedTokenizerFast,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from lightning_qrl.data import RolloutData
 from lightning_qrl.experience import Completion, Experience, count_step, make_experience
@@ -72,6 +79,23 @@ def save_policy() -> Callable[..., None]:
 def tiny_policy(save_policy: Callable[..., None], tmp_path_factory: pytest.TempPathFactory):
     folder = tmp_path_factory.mktemp("policy")
     save_policy(folder)
+    return Policy(str(folder))
+
+
+@pytest.fixture(scope="session")
+def moe_policy(tiny_policy, tmp_path_factory: pytest.TempPathFactory):
+    """The same with the two layers of a mixture: two of eight experts, and a shared one."""
+    folder = tmp_path_factory.mktemp("moe")
+    shutil.copytree(tiny_policy.name, folder, dirs_exist_ok=True)
+    config = Qwen2MoeConfig(
+        vocab_size=17, hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, initializer_range=0.3, num_experts=8, num_experts_per_tok=2,
+        moe_intermediate_size=24, shared_expert_intermediate_size=24, norm_topk_prob=True,
+        pad_token_id=0, eos_token_id=1, tie_word_embeddings=False,
+    )  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        Qwen2MoeForCausalLM(config).save_pretrained(folder)
     return Policy(str(folder))
 
 

@@ -84,6 +84,24 @@ def test_an_override(refused, override, says):
     assert says in refused(*FIT, override.strip(), *minibatches)
 
 
+REPLAY = "callbacks.router_replay={}"
+
+
+def test_router_replay_of_a_dense_policy(refused):
+    message = refused("fit", "-r", "base", RANDOM, REPLAY)
+    assert message == (
+        "callbacks.router_replay: policy embedded: it is dense, so there is no choice of experts "
+        "to replay; take router_replay out"
+    )
+
+
+def test_router_replay_without_rollouts(refused):
+    message = refused("fit", "-r", "warmup_moe", REPLAY)
+    assert message == (
+        "callbacks.router_replay: only GRPO has rollouts whose routes could be replayed"
+    )
+
+
 @pytest.mark.parametrize(
     "command", [["fit", "--dry-run", "-r"], ["plan", "-r"], ["recipes", "validate"]]
 )

@@ -6,12 +6,20 @@ from pathlib import Path
 
 import pytest
 import torch
+from grpo_parts import data_of, module_of
 
+from callbacks.adaptive_quantization_noise import AdaptiveQuantizationNoise
 from callbacks.forward_quantization import ForwardQuantization
+from callbacks.fp16 import FP16
 from callbacks.gradient_noise_scale import GradientNoiseScale
 from callbacks.held_out_evaluation import HeldOutEvaluation
 from callbacks.quantization_monitor import QuantizationMonitor
+from callbacks.rejection_sampling import RejectionSampling
+from callbacks.router_replay import RouterReplay
+from callbacks.score_centering import ScoreCentering
+from callbacks.truncated_importance_sampling import TruncatedImportanceSampling
 from callbacks.update_size import UpdateSize
+from callbacks.vcpo import VCPO
 from lightning_qrl.kl import KLPenalty
 from lightning_qrl.overlong import Overlong
 from lightning_qrl.plugins import load_plugin, plugin_names
@@ -29,15 +37,21 @@ def documented():
 
 
 @pytest.fixture
-def logged(train, recorder, tiny_policy, ragged):
+def logged(train, fit, recorder, tiny_policy, moe_policy, parity, ragged):
     """Names of all that a run with every option on logs, and of what any loss adds to it."""
     train(
         3,
+        AdaptiveQuantizationNoise(stages=3),
         ForwardQuantization("nvfp4", where="mlp"),
+        FP16("attention", initial_scale=16.0),
         GradientNoiseScale(),
         HeldOutEvaluation(2, 1, [1, 2]),
         QuantizationMonitor(1),
+        RejectionSampling(),
+        ScoreCentering(8),
+        TruncatedImportanceSampling(),
         UpdateSize(),
+        VCPO(),
         micro_batches=2,
         options={
             "kl": KLPenalty(kl_coef=0.1),
@@ -45,12 +59,15 @@ def logged(train, recorder, tiny_policy, ragged):
             "overlong": Overlong(overlong_buffer=2),
         },
     )
+    module, data = module_of(moe_policy, parity), data_of(parity)
+    fit(module, data, 1, callbacks=[RouterReplay()], logger=recorder)
     names = {name for _, metrics in recorder.records for name in metrics} - {"epoch"}
     batch = ragged(0)
     batch = replace(batch, reference_BS=torch.zeros_like(batch.logprobs_BS))
     for loss in plugin_names("lightning_qrl.losses"):
         _, metrics = load_plugin("lightning_qrl.losses", loss)()(batch.logprobs_BS, batch)
         names |= {f"train/{name}" for name in metrics}
+    names = {re.sub(r"/lag_\d+(_\d+)?$", "/lag_K", name) for name in names}
     return {re.sub(r"pass_at_\d+", "pass_at_K", name) for name in names}
 
 

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_qrl.metrics import Metric, Tally, deviation, largest, mean, smallest
+from lightning_qrl.metrics import Metric, Tally, deviation, effective_share, largest, mean, smallest
 
 
 def test_a_mean_is_over_all_elements_not_over_the_parts():
@@ -93,3 +93,29 @@ def test_a_deviation_of_masked_values():
     metric = deviation(values, values.isfinite())
     assert metric.value() == pytest.approx(2**0.5)
     assert (metric.total, metric.weight, metric.squares) == (4.0, 2.0, 2.0)
+
+
+# ---- effective sample sizes ----------------------------------------------------------------------
+
+
+@given(
+    st.lists(st.floats(0.01, 100.0), min_size=1, max_size=30),
+    st.lists(st.integers(0, 30), max_size=4),
+)
+@settings(max_examples=50, deadline=None)
+def test_an_effective_sample_size_in_parts_is_that_of_the_whole(values, cuts):
+    tally = Tally()
+    for part in torch.tensor(values, dtype=torch.float64).tensor_split(sorted(cuts)):
+        tally.add({"ess": effective_share(part, torch.ones_like(part, dtype=torch.bool))})
+    w = np.array(values)
+    want = w.sum() ** 2 / (w**2).sum() / len(w)
+    assert tally.so_far("ess") == pytest.approx(want)
+    assert tally.flush() == {"ess": pytest.approx(want)}
+
+
+def test_equal_weights_lose_no_sample_and_weights_of_zero_leave_none():
+    everywhere = torch.ones(7, dtype=torch.bool)
+    assert effective_share(torch.full((7,), 0.1), everywhere).value() == pytest.approx(1.0)
+    assert effective_share(torch.ones(7), everywhere).value() == 1.0
+    assert effective_share(torch.zeros(7), everywhere).value() == 0.0
+    assert effective_share(torch.ones(7), ~everywhere).value() == 0.0

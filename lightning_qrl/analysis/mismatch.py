@@ -9,18 +9,25 @@ With d_t = log pi_trainer(token_t) - log pi_sampler(token_t), means over tokens 
     *_log_ppl    minus the mean log-probability of a completion, mean over completions
     log_ppl_diff, ppl_ratio   the same of the mean d of a completion
 
+    ess_token, ess_seq   (sum w)^2 / (N sum w^2), the effective sample size as a share of N tokens
+                         with w = e^d, or of N completions with w = e^(sum_t d_t)
+    extreme_fraction     share of tokens with max(w, 1/w) > 2: F(2) of R3 (arXiv 2510.11370)
+
 On the first update after the sampler got the trainer's weights, all of this is numerics:
 quantization, the key-value cache, the order of sums. On later updates the policy's own change adds
 to it. d and sum_t d are clamped to +-20 before they are exponents, as in verl.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
 from lightning_qrl.experience import Experience
-from lightning_qrl.metrics import Metric, largest, mean, smallest
+from lightning_qrl.metrics import Metric, effective_share, largest, mean, smallest
 
 LIMIT = 20.0
+EXTREME = 2.0
 
 
 @torch.no_grad()
@@ -59,11 +66,15 @@ def rollout_correction(logprobs_BS: Tensor, experience: Experience) -> dict[str,
     trainer_B = -(logprobs_BS * mask_BS).sum(dim=1) / length_B
     sampler_B = -(experience.logprobs_BS * mask_BS).sum(dim=1) / length_B
     gap_B = trainer_B - sampler_B
+    ratio_BS, ratio_B = _exp(d_BS), _exp(d_BS.sum(dim=1))
     return {
         "kl": mean(-d_BS, mask_BS),
-        "k3_kl": mean(_exp(d_BS) - d_BS - 1, mask_BS),
-        "chi2_token": mean(_exp(d_BS).square() - 1, mask_BS),
-        "chi2_seq": mean(_exp(d_BS.sum(dim=1)).square() - 1, some_B),
+        "k3_kl": mean(ratio_BS - d_BS - 1, mask_BS),
+        "chi2_token": mean(ratio_BS.square() - 1, mask_BS),
+        "chi2_seq": mean(ratio_B.square() - 1, some_B),
+        "ess_token": effective_share(ratio_BS, mask_BS),
+        "ess_seq": effective_share(ratio_B, some_B),
+        "extreme_fraction": mean(d_BS.abs() > math.log(EXTREME), mask_BS),
         "training_log_ppl": mean(trainer_B, some_B),
         "training_ppl": mean(_exp(trainer_B), some_B),
         "rollout_log_ppl": mean(sampler_B, some_B),

@@ -16,6 +16,7 @@ all the parts in the place of one small batch. A ratio of noisy numbers is biase
 smoothed first, and divided then; either may be negative at a single step.
 """
 
+import math
 from dataclasses import dataclass
 
 
@@ -69,10 +70,11 @@ def estimate(
         squares: Q, sum of the squared numbers of samples of the parts.
 
     Returns:
-        Unbiased estimates of |G|^2 and tr(Sigma); None of less than two parts with samples.
+        Unbiased estimates of |G|^2 and tr(Sigma); None of less than two parts with samples, and
+        of a gradient that is not finite.
     """
     share = squares / samples**2 if samples else 1.0
-    if share >= 1:
+    if share >= 1 or not math.isfinite(whole + parts):
         return None
     signal = (whole - parts) / (1 - share)
     return signal, samples * (parts - share * signal)

@@ -7,9 +7,10 @@ of three levels (all tokens of a completion then share it):
     sequence    r   = exp(sum_t d_t)        the product: exact, and it explodes with the length
     geometric   r   = exp(mean_t d_t)       the geometric mean: as GSPO's ratio
 
-The trainer's log-probabilities are those before the first update on the rollout where the loss has
-a ratio of its own, which takes care of the updates since then (the decoupled loss of Hilton et al.,
-arXiv 2110.00641); else those of now. No gradient flows through a ratio.
+A weight that stands for the ratio (`Weight.reweighs`) takes its place in a loss that has one: the
+trainer's log-probabilities are then those before the first update on the rollout, and the loss's
+own ratio is against these: it takes care of the updates since then (the decoupled loss of Hilton et
+al., arXiv 2110.00641). Else they are those of now. No gradient flows through a ratio.
 
 B completions, S predictions.
 """
@@ -23,7 +24,6 @@ from torch import Tensor
 
 from lightning_qrl.experience import Experience
 from lightning_qrl.losses.base import LIMIT
-from lightning_qrl.metrics import Metric
 
 Level = Literal["token", "sequence", "geometric"]
 
@@ -54,9 +54,10 @@ class Weight(ABC):
     def __call__(self, ratio: Tensor) -> Tensor:
         """The weight of each ratio, elementwise, the same shape."""
 
-    def metrics(self, ratio_BS: Tensor, mask_BS: Tensor) -> dict[str, Metric]:
-        """What it did, as under ``rollout_corr/``; the ratios, float32 [B, S], are of its level."""
-        return {}
+    @property
+    def band(self) -> tuple[float, float]:
+        """Ratios below or above it are counted; verl's default threshold and its inverse."""
+        return 0.5, 2.0
 
 
 @torch.no_grad()

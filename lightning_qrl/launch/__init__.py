@@ -14,6 +14,7 @@ from typing import Protocol, runtime_checkable
 import lightning as L
 import torch
 from lightning.pytorch.trainer.states import TrainerStatus
+from transformers import PreTrainedModel
 
 import lightning_qrl
 from lightning_qrl.arguments import REJECTED, make
@@ -24,7 +25,7 @@ from lightning_qrl.errors import UserError
 from lightning_qrl.grpo import GRPOModule
 from lightning_qrl.launch.origin import Origin, check_origin, find_origin, same_run
 from lightning_qrl.launch.process import INTERRUPTED, TERMINATED, quiet, sigterm_exits, undisturbed
-from lightning_qrl.policy_module import PRECISIONS
+from lightning_qrl.policy_module import PRECISIONS, PolicyModule
 from lightning_qrl.precision import PrecisionPlan
 from lightning_qrl.precision.backends import find_chip
 from lightning_qrl.precision.plan import Declares
@@ -41,6 +42,14 @@ class ChecksTrainer(Protocol):
 
     def check_trainer(self, trainer: L.Trainer) -> None:
         """Raise UserError where it does not work."""
+
+
+@runtime_checkable
+class ChecksPolicy(Protocol):
+    """A callback that works with some policies only."""
+
+    def check_policy(self, module: PolicyModule, skeleton: PreTrainedModel) -> None:
+        """Raise UserError where it does not work; the skeleton is on the meta device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +96,12 @@ def rehearse(run: Run) -> PrecisionPlan:
     except REJECTED as error:
         raise UserError(f"optimizer: {error}") from None
     _rehearse_corrections(run)
+    for key, callback in run.callbacks.items():
+        if isinstance(callback, ChecksPolicy):
+            try:
+                callback.check_policy(run.module, skeleton)
+            except UserError as error:
+                raise UserError(f"callbacks.{key}: {error}") from None
     return plan
 
 
@@ -99,7 +114,9 @@ def _rehearse_corrections(run: Run) -> None:
         corrections = Corrections()
         for callback in correcting.values():
             callback.correct(corrections)
-        corrections.check(run.module.loss, run.data.updates_per_rollout)
+        whole = run.data.keeps_groups_whole()
+        corrections.check(run.module.loss, run.data.updates_per_rollout, whole)
+        corrections.check_engine(run.module.engine)
 
 
 def check(

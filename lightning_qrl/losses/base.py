@@ -10,6 +10,7 @@ B completions, S predictions.
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -26,11 +27,14 @@ class Loss(ABC):
         needs_reference: whether the batch must carry a reference policy's log-probabilities.
         learns_from_rewards: whether the advantages of the batch matter.
         uses_ratio: whether it weighs with the importance ratio of `log_ratio`.
+        levels: what may have an importance weight: each token, or a completion by its whole ratio
+            (sequence) or the mean of its tokens' (geometric).
     """
 
     needs_reference: ClassVar[bool] = False
     learns_from_rewards: ClassVar[bool] = True
     uses_ratio: ClassVar[bool] = True
+    levels: ClassVar[Sequence[str]] = ("token", "sequence", "geometric")
 
     @abstractmethod
     def per_token(

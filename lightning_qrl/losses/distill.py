@@ -11,6 +11,7 @@ counts the sampled tokens of the whole optimizer step. The task's rewards are lo
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -37,6 +38,7 @@ class Distill(Loss):
     coef: float = 1.0
     needs_reference: ClassVar[bool] = True
     learns_from_rewards: ClassVar[bool] = False
+    levels: ClassVar[Sequence[str]] = ("token",)  # it judges tokens one by one
 
     def __post_init__(self) -> None:
         if not 0 < self.coef < math.inf:

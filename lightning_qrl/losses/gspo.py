@@ -8,7 +8,9 @@ length. It stays much nearer to 1 than a token's ratio, and so does the clip (th
 C counts the completions of the whole optimizer step that have a token in the mask.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 from typing_extensions import override
@@ -31,6 +33,7 @@ class Gspo(ClippedLoss):
 
     clip_low: float = 3e-4
     clip_high: float = 4e-4
+    levels: ClassVar[Sequence[str]] = ("sequence", "geometric")  # a completion has one value
 
     @override
     def per_token(

@@ -8,13 +8,15 @@ tokens of a completion, value and gradient are those of `gspo` (their equation 1
 weight on the values, such as a correction of the sampler's bias, makes them differ.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 from typing_extensions import override
 
 from lightning_qrl.experience import Experience
-from lightning_qrl.losses.base import log_ratio
+from lightning_qrl.losses.base import Loss, log_ratio
 from lightning_qrl.losses.gspo import Gspo, mean_log_ratio
 from lightning_qrl.metrics import Metric
 
@@ -27,6 +29,8 @@ class GspoToken(Gspo):
         clip_low: the completion's ratio is clipped below 1 - clip_low.
         clip_high: the completion's ratio is clipped above 1 + clip_high.
     """
+
+    levels: ClassVar[Sequence[str]] = Loss.levels
 
     @override
     def per_token(

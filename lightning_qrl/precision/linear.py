@@ -56,6 +56,7 @@ class LinearPrecision:
         gradient: format of the incoming gradient; used by the quantized backward alone.
         backward: which operands the two backward GEMMs take (see the module's text).
         backend: name of what computes the GEMMs (see `backends`).
+        fp32: operands and output are FP32, also under autocast (see `full`); without formats.
     """
 
     weight: Format | None = None
@@ -63,6 +64,7 @@ class LinearPrecision:
     gradient: Format | None = None
     backward: Backward = "high_precision"
     backend: str = "emulate"
+    fp32: bool = False
 
     @property
     def quantized(self) -> bool:

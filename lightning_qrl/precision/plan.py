@@ -6,7 +6,9 @@ declare does not matter:
 * `quantize` sets fields of the layers that a selector means. Two callbacks that ask different
   values of one field of one layer are an error that names both.
 * `keep` wins over every `quantize`: the layer computes in BF16. Where nothing is quantized, there
-  is nothing to keep.
+  is nothing to keep. A layer that is to compute in FP16 cannot be kept in BF16: neither is finer.
+* `keep` in FP32 holds of every layer that it selects, and against the trainer's autocast too;
+  together with a rule that quantizes the layer, it is an error.
 * A layer that no rule quantizes stays what it was.
 """
 
@@ -69,9 +71,15 @@ class PrecisionPlan:
             Rule(where, by, sides, name, v) for name, v in values.items() if v is not None
         )
 
-    def keep(self, where: Selector, *, by: str) -> None:
-        """Keep the selected layers in BF16, whatever else is asked of them."""
-        self._declare([Rule(where, by, SIDES, "keep", "bf16")])
+    def keep(self, where: Selector, *, by: str, at: Literal["bf16", "fp32"] = "bf16") -> None:
+        """Keep the selected layers in 16 bits or more, on both sides.
+
+        Args:
+            where: the layers.
+            by: the callback that asks, for messages and the table.
+            at: what they compute in.
+        """
+        self._declare([Rule(where, by, SIDES, "keep", at)])
 
     def no_decay_on_quantized(self) -> None:
         """Exempt the weights of quantized layers from weight decay."""
@@ -118,10 +126,10 @@ class PrecisionPlan:
         }
         names = {f.name for p in used for f in (p.weight, p.activation) if f is not None}
         kept = Counter(" and ".join(row.kept_by) for row in rows if row.kept_by)
+        forward = f"{'/'.join(sorted(names))} forward on {self.count_quantized()}"
+        parts = [f"{forward} of {len(rows)} linears"]
         if not names:
-            return f"none of {len(rows)} linears below 16 bits"
-        count, forward = self.count_quantized(), "/".join(sorted(names))
-        parts = [f"{forward} forward on {count} of {len(rows)} linears"]
+            parts = [f"none of {len(rows)} linears below 16 bits"]
         return ", ".join(parts + [f"{count} kept by {by}" for by, count in sorted(kept.items())])
 
     def count_quantized(self) -> int:

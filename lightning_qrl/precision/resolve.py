@@ -9,6 +9,7 @@ from lightning_qrl.errors import UserError
 from lightning_qrl.formats import Format, get_format
 from lightning_qrl.precision.backends import Chip, settle
 from lightning_qrl.precision.experts import why_not
+from lightning_qrl.precision.full import FP32
 from lightning_qrl.precision.linear import LinearPrecision
 from lightning_qrl.precision.select import Selector, find_linears, linear_shapes, select
 from lightning_qrl.precision.sides import SIDES, Side
@@ -46,7 +47,7 @@ class Row:
         shape: (O, I), or (E, O, I) of fused experts.
         train: precision while training; None is the plain layer in the trainer's precision.
         rollout: precision while sampling.
-        kept_by: callbacks that keep the layer in BF16, sorted.
+        kept_by: callbacks that keep the layer in BF16 or FP32, sorted.
         weight_decay: whether the optimizer's weight decay applies.
         note: anything else worth knowing, such as a tied weight.
         why: the reason for the backend of its precisions.
@@ -107,7 +108,7 @@ def resolve(rules: set[Rule], model: nn.Module, chip: Chip, *, no_decay: bool) -
 
 def _row(name: str, shape: tuple[int, ...], rules: list[Rule], chip: Chip) -> Row:
     keepers = tuple(dict.fromkeys(r.by for r in rules if r.field == "keep"))
-    asked = [_merge(name, rules, side, bool(keepers)) for side in SIDES]
+    asked = [_merge(name, rules, side) for side in SIDES]
     try:
         (train, rollout), why = settle(asked, shape, chip)
     except ValueError as error:
@@ -138,11 +139,11 @@ def _select(rules: list[Rule], model: nn.Module) -> dict[Selector, frozenset[str
     return meant
 
 
-def _merge(layer: str, rules: list[Rule], side: Side, kept: bool) -> LinearPrecision | None:
-    """The fields that the rules set on one side of one layer; None when it is not quantized."""
+def _merge(layer: str, rules: list[Rule], side: Side) -> LinearPrecision | None:
+    """What the rules ask on one side of one layer; None when that is nothing."""
     asked: dict[str, Rule] = {}
     for rule in rules:
-        if side not in rule.sides or rule.field == "keep":
+        if side not in rule.sides:
             continue
         first = asked.setdefault(rule.field, rule)
         if first.value != rule.value:
@@ -150,10 +151,25 @@ def _merge(layer: str, rules: list[Rule], side: Side, kept: bool) -> LinearPreci
                 f"{first.by} and {rule.by} disagree on the {rule.field} of {layer} "
                 f"({side} side): {first.value} or {rule.value}; remove one of them"
             )
-    if not asked.keys() & {"weight", "activation"}:
-        return None
+    keep = asked.pop("keep", None)
+    formats = [asked[name] for name in ("weight", "activation") if name in asked]
+    if keep is not None:
+        return _keep(layer, keep, formats)
     values: dict[str, Any] = {name: rule.value for name, rule in asked.items()}
-    return BF16 if kept else LinearPrecision(**{"backend": "auto", **values})
+    return LinearPrecision(**{"backend": "auto", **values}) if formats else None
+
+
+def _keep(layer: str, keep: Rule, formats: list[Rule]) -> LinearPrecision | None:
+    """What a kept layer computes in, given the rules that would quantize its operands."""
+    names = {str(rule.value) for rule in formats}
+    if names == {"fp16"} or (formats and keep.value == "fp32"):
+        raise UserError(
+            f"{keep.by} keeps {layer} in {keep.value}, and {formats[0].by} asks for "
+            f"{' and '.join(sorted(names))}; remove one of them"
+        )
+    if keep.value == "fp32":
+        return FP32
+    return BF16 if formats else None
 
 
 def _check_experts(row: Row, model: nn.Module) -> None:

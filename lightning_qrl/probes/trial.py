@@ -180,9 +180,14 @@ class Witness(Embedded):
 
     @override
     def generate(
-        self, prompts: Sequence[Sequence[int]], *, samples: int, seed: int
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        samples: int,
+        seed: int,
+        limits: Sequence[int] | None = None,
     ) -> list[Completion]:
-        completions = super().generate(prompts, samples=samples, seed=seed)
+        completions = super().generate(prompts, samples=samples, seed=seed, limits=limits)
         asked = [tuple(prompt) for prompt in prompts for _ in range(samples)]
         self.seen.append((asked, completions))
         return completions

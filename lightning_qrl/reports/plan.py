@@ -26,8 +26,8 @@ def cells(row: Row) -> tuple[str, ...]:
     return (
         row.layer,
         "x".join(map(str, row.shape)),
-        _sides(row, lambda p: str(p.weight or PLAIN)),
-        _sides(row, lambda p: str(p.activation or PLAIN)),
+        _sides(row, lambda p: "fp32" if p.fp32 else str(p.weight or PLAIN)),
+        _sides(row, lambda p: "fp32" if p.fp32 else str(p.activation or PLAIN)),
         _sides(row, _backward),
         ", ".join(row.kept_by),
         "yes" if row.weight_decay else "no",
@@ -68,6 +68,8 @@ def _sides(row: Row, show: Callable[[LinearPrecision], str]) -> str:
 
 
 def _backward(precision: LinearPrecision) -> str:
+    if precision.fp32:
+        return "fp32"
     if precision.backward != "quantized":
         return precision.backward
     if not precision.quantized:

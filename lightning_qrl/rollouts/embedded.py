@@ -11,12 +11,12 @@ left-padded. Log-probabilities are taken in FP32 from the distribution that is s
 divided by the temperature, then truncated, if at all (see `_truncation`).
 
 N = prompts x samples completions, D distinct sequences, P prompt tokens, T new tokens,
-V vocabulary, A completions that have not ended.
+V vocabulary, A completions that have not ended, L routers, K experts of a token.
 """
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import cast
 
 import torch
@@ -29,6 +29,7 @@ from lightning_qrl.errors import UserError
 from lightning_qrl.experience import Completion
 from lightning_qrl.rollouts._draw import draw
 from lightning_qrl.rollouts._truncation import Truncation, kept_ids
+from lightning_qrl.routing import Record, Routers
 
 
 class Embedded:
@@ -42,11 +43,11 @@ class Embedded:
         top_k: keep so many of the likeliest tokens; 0 keeps all.
         min_p: keep the tokens at least so many times as likely as the likeliest; 0 keeps all.
         max_new_tokens: length limit of a completion, the end-of-sequence token included.
-        max_staleness: versions that a rollout may lag behind when its first update begins. This
-            engine samples and trains in turn, so 0 is what it does and all that it takes.
 
     Attributes:
         head: each token carries the log-probabilities of so many of the likeliest tokens.
+        follows_plan: it samples from the modules that the plan was committed to.
+        routes: each completion carries the experts that its tokens went to.
 
     Raises:
         ValueError: an argument is out of range.
@@ -62,23 +63,19 @@ class Embedded:
         top_k: int = 0,
         min_p: float = 0.0,
         max_new_tokens: int = 8,
-        max_staleness: int = 0,
     ) -> None:
         if not 0 < temperature < math.inf:
             raise ValueError(f"temperature must be above 0 and finite, got {temperature}")
         if max_new_tokens < 1:
             raise ValueError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
-        if max_staleness != 0:
-            raise ValueError(
-                f"max_staleness must be 0, got {max_staleness}: "
-                "the embedded engine samples and trains in turn"
-            )
         self.eos_id = eos_id
         self.pad_id = pad_id
         self.temperature = temperature
         self.truncation = Truncation(top_p=top_p, top_k=top_k, min_p=min_p)
         self.max_new_tokens = max_new_tokens
         self.head = 0
+        self.follows_plan = True
+        self.routes = False
         self._model: PreTrainedModel | None = None
         self._version = 0
 
@@ -88,14 +85,21 @@ class Embedded:
 
     @torch.no_grad()
     def generate(
-        self, prompts: Sequence[Sequence[int]], *, samples: int, seed: int
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        samples: int,
+        seed: int,
+        limits: Sequence[int] | None = None,
     ) -> list[Completion]:
         """Sample ``samples`` completions of each prompt (see `RolloutEngine.generate`)."""
         assert self._model is not None, "sync() comes before generate()"
         generator = torch.Generator().manual_seed(seed)
-        drafts = _Drafts(len(prompts) * samples)
-        with evaluating(self._model):
-            self._sample(self._model, prompts, drafts, generator)
+        most = [self.max_new_tokens] * len(prompts) if limits is None else limits
+        drafts = _Drafts([limit for limit in most for _ in range(samples)])
+        recorded = Routers(self._model).recorded() if self.routes else nullcontext()
+        with evaluating(self._model), recorded as record:
+            self._sample(self._model, prompts, drafts, generator, record)
         return drafts.completions(prompts, self._version, self.eos_id)
 
     def _sample(
@@ -104,26 +108,29 @@ class Embedded:
         prompts: Sequence[Sequence[int]],
         drafts: "_Drafts",
         generator: torch.Generator,
+        record: Record | None,
     ) -> None:
         device = next(model.parameters()).device
         ids_DP, mask_DP = self._left_padded(prompts, device)
         cache = DynamicCache(config=model.config)
         active_A = torch.arange(len(drafts), device=device)
         row_A = active_A // (len(drafts) // len(prompts))  # where each of them is computed
-        for t in range(self.max_new_tokens):
+        limit_N = drafts.limit_N.to(device)
+        for t in range(int(limit_N.max())):
             scores_DV = self._scores(model, ids_DP, mask_DP, cache)
+            routes = {} if record is None else drafts.read(record.take(), ids_DP.shape, row_A)
             logprobs_DV = F.log_softmax(scores_DV, dim=-1)
             uniform_N = torch.rand(len(drafts), dtype=torch.float64, generator=generator)
             token_A = draw(logprobs_DV, row_A, uniform_N.to(device)[active_A])
             drafts.add(
                 active_A, tokens=token_A, logprobs=logprobs_DV[row_A, token_A],
-                **self._likeliest(logprobs_DV, row_A),
+                **self._likeliest(logprobs_DV, row_A), **routes,
             )  # fmt: skip
             if self.truncation:
                 drafts.keep(active_A, row_A, kept_ids(scores_DV))
-            going = token_A != self.eos_id
+            going = (token_A != self.eos_id) & (limit_N[active_A] > t + 1)
             active_A = active_A[going]
-            if t + 1 == self.max_new_tokens or not len(active_A):
+            if not len(active_A):
                 return
             vocabulary = scores_DV.shape[-1]
             pairs_A = row_A[going] * vocabulary + token_A[going]
@@ -172,9 +179,11 @@ class Embedded:
 class _Drafts:
     """Completions while they are sampled."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, limits: Sequence[int]) -> None:
+        self.limit_N = torch.tensor(limits)
         self._steps: list[tuple[Tensor, dict[str, Tensor]]] = []
-        self._kept: list[list[Tensor]] = [[] for _ in range(number)]
+        self._kept: list[list[Tensor]] = [[] for _ in limits]
+        self._prompts_DPLK: Tensor | None = None  # routes of all but the prompts' last tokens
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -183,6 +192,13 @@ class _Drafts:
         """What is known of the next token of the completions ``active_A``: [A, ...] each."""
         known = {name: value.cpu() for name, value in values.items()}
         self._steps.append((active_A.cpu(), known))
+
+    def read(self, routes_NLK: Tensor, shape: torch.Size, row_A: Tensor) -> dict[str, Tensor]:
+        """Where the tokens went that were read, [D, P]; of those that predict the next, a value."""
+        routes_DPLK = routes_NLK.view(*shape, *routes_NLK.shape[1:])
+        if self._prompts_DPLK is None:
+            self._prompts_DPLK = routes_DPLK[:, :-1].cpu()
+        return {"routes": routes_DPLK[:, -1][row_A]}
 
     def keep(self, active_A: Tensor, row_A: Tensor, kept_D: list[Tensor]) -> None:
         """The ids that each of these tokens was chosen from: those of its row."""
@@ -211,9 +227,20 @@ class _Drafts:
                 kept_NK=pad_sequence(kept, batch_first=True, padding_value=-1) if kept else None,
                 head_ids_NK=known["head_ids"][n, :length] if self._told else None,
                 head_logprobs_NK=known["head_logprobs"][n, :length] if self._told else None,
+                routes_TLK=self._routes(known, n, samples, len(prompts[n // samples]), length),
             )
             for n, (length, kept) in enumerate(zip(lengths_N.tolist(), self._kept, strict=True))
         ]
+
+    def _routes(
+        self, known: dict[str, Tensor], n: int, samples: int, prompt: int, length: int
+    ) -> Tensor | None:
+        """Those of the tokens of completion ``n`` and of its prompt, which is left-padded."""
+        if self._prompts_DPLK is None:
+            return None
+        prompt_PLK = self._prompts_DPLK[n // samples]
+        before_TLK = prompt_PLK[len(prompt_PLK) - (prompt - 1) :]
+        return torch.cat([before_TLK, known["routes"][n, :length]])
 
     @property
     def _told(self) -> bool:

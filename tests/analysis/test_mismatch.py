@@ -28,8 +28,12 @@ def clamped(x):
     return np.clip(x, -20, 20)
 
 
+def effective(w):
+    return w.sum() ** 2 / (len(w) * (w**2).sum())
+
+
 def verl(e, logprobs):
-    """The off-policy metrics as verl 0.10 defines them (rollout_corr_helper.py)."""
+    """The off-policy metrics as verl 0.10 defines them (rollout_corr_helper.py), and ours."""
     per_row = rows(e, logprobs)
     d = np.concatenate([t - s for t, s in per_row])
     train = np.array([t.mean() for t, _ in per_row])
@@ -50,6 +54,9 @@ def verl(e, logprobs):
         "ppl_ratio": np.exp(diff).mean(),
         "chi2_token": (np.exp(clamped(d)) ** 2).mean() - 1,
         "chi2_seq": np.exp(2 * clamped(sums)).mean() - 1,
+        "ess_token": effective(np.exp(clamped(d))),
+        "ess_seq": effective(np.exp(clamped(sums))),
+        "extreme_fraction": np.mean((np.exp(d) > 2) | (np.exp(d) < 0.5)),
     }
 
 

@@ -11,6 +11,8 @@ from callbacks.base import PrecisionCallback, snake_case
 from callbacks.bf16_tail import BF16Tail
 from callbacks.dequantized_backward import DequantizedBackward
 from callbacks.forward_quantization import ForwardQuantization
+from callbacks.fp16 import FP16
+from callbacks.fp32_lm_head import FP32LmHead
 from callbacks.no_decay_on_quantized import NoDecayOnQuantized
 from callbacks.quantized_backward import QuantizedBackward
 from callbacks.sensitive_weights import SensitiveWeights
@@ -56,6 +58,8 @@ def test_each_precision_callback_is_tested_here():
     assert every_precision_callback() == {
         BF16Tail,
         DequantizedBackward,
+        FP16,
+        FP32LmHead,
         ForwardQuantization,
         NoDecayOnQuantized,
         QuantizedBackward,
@@ -290,6 +294,8 @@ def test_bad_arguments_are_one_line(make, says):
     [
         ForwardQuantization("nvfp4", where=["mlp", "*.q_porj"]),
         DequantizedBackward("*.q_porj"),
+        FP16("*.q_porj"),
+        FP32LmHead("*.q_porj"),
         QuantizedBackward("nvfp4", where="*.q_porj"),
         SensitiveWeights(["*.q_proj", "*.q_porj"]),
     ],

@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+from functools import partial
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from lightning_qrl.errors import UserError
 from lightning_qrl.formats import get_format
 from lightning_qrl.formats.nvfp4 import NVFP4
 from lightning_qrl.precision import LinearPrecision, PrecisionPlan, QuantLinear
+from lightning_qrl.precision.full import FP32
 from lightning_qrl.precision.resolve import BF16
 from lightning_qrl.precision.select import LastFraction
 
@@ -279,6 +281,37 @@ def test_the_same_twice_is_no_disagreement(llama):
         llama(layers=1), quantize, quantize, lambda p: quantize(p, "mlp", by="another")
     )
     assert twice.table() == committed(llama(layers=1), quantize).table()
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_kept_in_fp32_on_both_sides_whether_or_not_anything_is_quantized(llama, kept):
+    def head(plan):
+        plan.keep("lm_head", by="head", at="fp32")
+
+    plan = committed(llama(), head, *([quantize] if kept else []))
+    row = rows_by_layer(plan)["lm_head"]
+    assert row.train == row.rollout == FP32
+    assert (row.kept_by, row.quantized, row.weight_decay) == (("head",), False, True)
+    assert plan.summary().endswith(
+        " linears, 1 kept by head" if kept else " 16 bits, 1 kept by head"
+    )
+
+
+def test_a_layer_in_fp16_is_not_kept_in_bf16(llama):
+    half = partial(quantize, format=get_format("fp16"))
+    for rules in ([half, keep_tail], [keep_tail, half]):
+        with pytest.raises(UserError, match="tail keeps .* in bf16, and forward asks for fp16"):
+            committed(llama(), *rules)
+
+    def activation(plan):
+        plan.quantize("linears", by="a", weight=NVFP4_ROW, activation=get_format("fp16"))
+
+    plan = committed(llama(), activation, keep_tail)  # the weight is what is spared
+    assert any(row.kept_by for row in plan.table())
+
+
+def keep_tail(plan):
+    plan.keep(LastFraction(0.5), by="tail")
 
 
 def test_a_selector_that_matches_nothing_names_its_callback(llama):

@@ -323,8 +323,6 @@ def test_eval_mode_without_grad_and_every_flag_restored(fails):
         ({"temperature": 0.0}, "temperature must be above 0"),
         ({"temperature": float("nan")}, "temperature must be above 0"),
         ({"max_new_tokens": 0}, "max_new_tokens must be at least 1"),
-        ({"max_staleness": 1}, "max_staleness must be 0"),
-        ({"max_staleness": -1}, "max_staleness must be 0"),
     ],
 )
 def test_arguments_out_of_range(wrong, says):

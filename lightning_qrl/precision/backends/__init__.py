@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from lightning_qrl.plugins import load_plugin, nearest, plugin_names
 from lightning_qrl.precision.backends._agreement import disagreement
 from lightning_qrl.precision.backends.base import Backend, Chip, Shape, find_chip
+from lightning_qrl.precision.full import FP32Linear
 from lightning_qrl.precision.linear import LinearPrecision, QuantLinear
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
 
 EMULATE = "emulate"
 FUSED = "fused experts are emulated"
+BF16_ONLY = "it multiplies 16-bit operands in BF16, whose 8 significant bits hold no FP16 value"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +134,7 @@ def settle(
     reasons = []
     for precision in sides:
         if precision is None or not precision.quantized:
+            _check_16_bits(precision)
             settled.append(precision and replace(precision, backend=EMULATE))
             continue
         try:
@@ -150,8 +153,21 @@ def settle(
     return settled, "; ".join(dict.fromkeys(reasons))
 
 
+def _check_16_bits(precision: LinearPrecision | None) -> None:
+    """Nothing but the emulation computes in FP16."""
+    if precision is None or precision.backend in ("auto", EMULATE):
+        return
+    if any(format is not None and format.wide for format in precision.operands):
+        raise ValueError(
+            f"backend {precision.backend} cannot compute it: {BF16_ONLY}; "
+            "set backend to auto or emulate"
+        )
+
+
 def layer_class(*sides: LinearPrecision | None) -> type[QuantLinear]:
     """The class of a layer that computes in these settled precisions."""
+    if any(precision is not None and precision.fp32 for precision in sides):
+        return FP32Linear
     native = _native(sides)
     return load(native.pop()).layer() if native else QuantLinear
 

@@ -1,0 +1,213 @@
+"""The runs behind docs/ledger.md: what asynchrony does in low precision, and what each cure does.
+
+    python experiments/ledger.py run staleness --jobs 2      # resumable
+    python experiments/ledger.py show staleness              # the table, as in docs/ledger.md
+
+An experiment is a grid of arms (a recipe and its overrides) times seeds. Each run is an ordinary
+`qrl fit`: MLflow has it, in the folder given by `--out`, and beside it one small JSON file says
+what the table needs; a run whose file is there is not run again. `show` gives means over seeds with
+95% intervals (Student's t), and each arm's difference to its control, paired by seed.
+
+A run whose policy comes apart (its logits are no longer finite) is counted as such and left out of
+the means of all but the gradient norm.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from grids import EXPERIMENTS, Arm
+from scipy import stats
+
+SPIKE = 3.0  # a spike is a gradient norm above so many times the run's median
+LAST = 10  # steps that "at the end" means
+QUIET = ["live_view", "sampled_completions", "checkpoint"]  # not needed, and not free
+SERIES = {
+    "grad_norm": "train/grad_norm",
+    "reward": "train/reward",
+    "gap": "train/sampling/sampling_logp_difference/mean",
+    "k3": "rollout_corr/k3_kl",
+    "ess": "rollout_corr/ess_seq",
+    "entropy": "train/entropy",
+    "staleness": "async/staleness_mean",
+    "seconds": "train/step_time",
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of an arm."""
+
+    experiment: str
+    arm: Arm
+    seed: int
+    out: Path
+
+    @property
+    def result(self) -> Path:
+        """Where its numbers are."""
+        return self.out / self.experiment / f"{self.arm.slug}-seed{self.seed}.json"
+
+
+def main() -> None:
+    """Parse, then run or show."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("action", choices=["run", "show"])
+    parser.add_argument("experiment", choices=list(EXPERIMENTS))
+    parser.add_argument("--out", type=Path, default=Path("ledger"), help="folder of runs")
+    parser.add_argument("--jobs", type=int, default=2, help="runs at one time, a thread each")
+    parser.add_argument("--seeds", type=int, default=3)
+    given = parser.parse_args()
+    grid = EXPERIMENTS[given.experiment]
+    jobs = [
+        Job(given.experiment, arm, seed, given.out.resolve())
+        for seed in range(given.seeds)
+        for arm in grid.arms
+    ]
+    if given.action == "run":
+        run_all(jobs, given.jobs)
+    else:
+        print("\n".join(show(grid.arms, grid.columns, jobs)))
+
+
+def run_all(jobs: list[Job], at_once: int) -> None:
+    """Every job whose result is not there yet; each worker does one after the other."""
+    missing = [job for job in jobs if not job.result.exists()]
+    spawn = multiprocessing.get_context("spawn")  # a forked torch would share its threads
+    with ProcessPoolExecutor(at_once, mp_context=spawn, initializer=_one_thread) as pool:
+        for number, job in enumerate(pool.map(_timed, missing), start=1):
+            print(f"{number}/{len(missing)} {job}", flush=True)
+
+
+def _one_thread() -> None:
+    import torch
+
+    torch.set_num_threads(1)
+
+
+def _timed(job: Job) -> str:
+    began = time.perf_counter()
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
+        run_one(job)
+    return f"{job.arm.slug} seed {job.seed}: {time.perf_counter() - began:.0f} s"
+
+
+def run_one(job: Job) -> None:
+    """Train, and write what the tables need."""
+    from lightning_qrl.errors import UserError
+    from lightning_qrl.launch import launch
+    from lightning_qrl.recipe import load_recipe
+
+    job.result.parent.mkdir(parents=True, exist_ok=True)
+    os.chdir(job.result.parent)
+    uri = f"sqlite:///{job.result.parent / 'mlflow.db'}"
+    name = f"{job.arm.slug}-seed{job.seed}"
+    overrides = [
+        *EXPERIMENTS[job.experiment].common,
+        *job.arm.overrides,
+        f"seed={job.seed}",
+        f"tracking.uri={uri}",
+        f"tracking.run_name={name}",
+        f"tracking.experiment=ledger-{job.experiment}",
+    ]
+    recipe = load_recipe(job.arm.recipe, overrides, [*QUIET, *job.arm.without])
+    diverged, evaluations = "", {}
+    try:
+        evaluations = launch(recipe).evaluations
+    except UserError as error:
+        if "not finite" not in str(error):
+            raise
+        diverged = str(error)
+    found = {"diverged": diverged, "evaluations": evaluations} | dict(_series(uri, name))
+    job.result.write_text(json.dumps(found))
+
+
+def _series(uri: str, run: str) -> Iterator[tuple[str, list[float]]]:
+    from lightning_qrl.tracking import read_series
+
+    for short, metric in SERIES.items():
+        yield short, list(read_series(uri, run, metric)[1])
+
+
+def summary(found: dict[str, Any]) -> dict[str, float]:
+    """The numbers of one run."""
+    norms = np.array(found["grad_norm"])
+    rows = {
+        "largest grad norm": float(norms.max()),
+        "spikes": float((norms > SPIKE * np.median(norms)).sum()),
+        "diverged": float(bool(found["diverged"])),
+    }
+    if found["diverged"]:
+        return rows
+    held_out = [
+        value["reward"] for _, value in sorted((int(k), v) for k, v in found["evaluations"].items())
+    ]
+    return rows | {
+        "held-out reward": held_out[-1],
+        "reward, all steps": float(np.mean(found["reward"])),
+        "mean |Δlogprob|": float(np.mean(found["gap"])),
+        "k3 KL": float(np.mean(found["k3"])),
+        "effective sample size": float(np.mean(found["ess"])),
+        "entropy, all steps": float(np.mean(found["entropy"])),
+        "entropy, last steps": float(np.mean(found["entropy"][-LAST:])),
+        "staleness": float(np.mean(found["staleness"])),
+        "step time, s": float(np.median(found["seconds"])),
+    }
+
+
+def show(arms: list[Arm], columns: list[str], jobs: list[Job]) -> Iterator[str]:
+    """A Markdown table: a row an arm."""
+    by_arm = {arm.slug: _of(arm, jobs) for arm in arms}
+    yield "| arm | seeds | " + " | ".join(columns) + " |"
+    yield "|---" * (len(columns) + 2) + "|"
+    for arm in arms:
+        runs = by_arm[arm.slug]
+        cells = [_cell([run.get(column) for run in runs.values()]) for column in columns]
+        yield f"| {arm.name} | {len(runs)} | " + " | ".join(cells) + " |"
+    yield ""
+    yield from _differences(arms, by_arm)
+
+
+def _of(arm: Arm, jobs: list[Job]) -> dict[int, dict[str, float]]:
+    own = [job for job in jobs if job.arm == arm and job.result.exists()]
+    return {job.seed: summary(json.loads(job.result.read_text())) for job in own}
+
+
+def _differences(arms: list[Arm], by_arm: dict[str, dict[int, dict[str, float]]]) -> Iterator[str]:
+    """Held-out reward against the control, paired by seed."""
+    against = [arm for arm in arms if arm.control]
+    if not against:
+        return
+    yield "| arm less control | pairs | held-out reward | largest grad norm (log2 of the ratio) |"
+    yield "|---|---|---|---|"
+    for arm in against:
+        own, other = by_arm[arm.slug], by_arm[arm.control]
+        seeds = sorted(own.keys() & other.keys())
+        key, norm = "held-out reward", "largest grad norm"
+        reward = [own[s][key] - other[s][key] for s in seeds if key in own[s] and key in other[s]]
+        ratio = [float(np.log2(own[s][norm] / other[s][norm])) for s in seeds]
+        yield f"| {arm.name} − control | {len(seeds)} | {_cell(reward)} | {_cell(ratio)} |"
+
+
+def _cell(values: list[float | None]) -> str:
+    """Mean and 95% interval of some seeds' values."""
+    known = np.array([value for value in values if value is not None])
+    if not len(known):
+        return "–"
+    if len(known) == 1:
+        return f"{known[0]:.3g}"
+    half = stats.t.ppf(0.975, len(known) - 1) * known.std(ddof=1) / np.sqrt(len(known))
+    return f"{known.mean():.3g} ± {half:.2g}"
+
+
+if __name__ == "__main__":
+    main()
