@@ -9,6 +9,8 @@ from the trainer's own logits, and the gradient flows through them (see `lightni
     train/router_replay/agreement    share of (token, router) where the trainer's own choice, as a
                                      set, would have been the recorded one
 
+What a step costs more: 5% on `embedded-moe` in FP32, less where layers are quantized.
+
 Replayed is all that is scored for the loss, also before the first update on a rollout; a reference
 and held-out evaluation route by themselves. No load-balancing loss is part of RL here, so there is
 none that replayed choices could mislead.

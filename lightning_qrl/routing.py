@@ -122,10 +122,9 @@ class Routers:
             logits_NE, share_NK, live_NK = outputs
             known_NK = recorded_NK != LIVE
             if torch.is_grad_enabled():
-                known_N = known_NK[:, 0]
-                same_NK = live_NK.sort(dim=-1).values == recorded_NK.sort(dim=-1).values
-                self._same = self._same + (same_NK.all(dim=-1) & known_N).sum()
-                self._seen = self._seen + known_N.sum()
+                taken_NK = (recorded_NK[..., None] == live_NK[:, None]).any(dim=-1)
+                self._same = self._same + taken_NK.all(dim=-1).sum()  # never of a LIVE token
+                self._seen = self._seen + known_NK[:, 0].sum()
             chosen_NK = recorded_NK.where(known_NK, live_NK)
             return logits_NE, gate(logits_NE, chosen_NK).to(share_NK.dtype), chosen_NK
 

@@ -107,7 +107,7 @@ def test_router_replay_without_rollouts(refused):
 )
 def test_the_commands_that_only_look_find_it_too(refused, command):
     assert "fraction must be" in refused(*command, "4bitter", "callbacks.bf16_tail.fraction=2")
-    near = "recipe 4biter not found; did you mean 4bitter or 4bitter_moe?"
+    near = "recipe 4biter not found; did you mean 4bitter or 4bitter_moe or 4bitter_async?"
     assert near in refused(*command, "4biter")
 
 

@@ -109,9 +109,9 @@ def test_flat_has_every_value_by_its_dotted_key(write):
 
 
 def test_the_nearest_names_of_a_recipe_that_is_not_there():
-    near = "did you mean 4bitter or 4bitter_moe?"
+    near = "did you mean 4bitter or 4bitter_moe or 4bitter_async?"
     assert failure("4biter.yaml") == f"recipe 4biter.yaml not found; {near}"
-    assert "known: 4bitter, 4bitter_moe, base" in failure("zzz")
+    assert "known: 4bitter, 4bitter_async, 4bitter_moe, base" in failure("zzz")
 
 
 def test_an_error_names_the_file_that_set_the_key_last(write):

@@ -15,8 +15,8 @@ V vocabulary, A completions that have not ended, L routers, K experts of a token
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import cast
 
 import torch
@@ -78,9 +78,12 @@ class Embedded:
         self.routes = False
         self._model: PreTrainedModel | None = None
         self._version = 0
+        self._routers: Routers | None = None  # those of the model, once they are asked for
 
     def sync(self, model: nn.Module, version: int) -> None:
         """Sample from ``model`` itself; stamp tokens with ``version``."""
+        if model is not self._model:
+            self._routers = None
         self._model, self._version = cast(PreTrainedModel, model), version
 
     @torch.no_grad()
@@ -97,10 +100,15 @@ class Embedded:
         generator = torch.Generator().manual_seed(seed)
         most = [self.max_new_tokens] * len(prompts) if limits is None else limits
         drafts = _Drafts([limit for limit in most for _ in range(samples)])
-        recorded = Routers(self._model).recorded() if self.routes else nullcontext()
-        with evaluating(self._model), recorded as record:
+        with evaluating(self._model), self._recorded(self._model) as record:
             self._sample(self._model, prompts, drafts, generator, record)
         return drafts.completions(prompts, self._version, self.eos_id)
+
+    def _recorded(self, model: PreTrainedModel) -> AbstractContextManager[Record | None]:
+        if not self.routes:
+            return nullcontext()
+        self._routers = self._routers or Routers(model)
+        return self._routers.recorded()
 
     def _sample(
         self,
@@ -217,6 +225,7 @@ class _Drafts:
         truncated = (ends_N1[:, 0] != eos_id).tolist()
         versions_T = torch.full((len(self._steps),), version)
         samples = len(self) // len(prompts)
+        routes_of = self._routes(known, samples)
         return [
             Completion(
                 prompt_ids=tuple(prompts[n // samples]),
@@ -227,20 +236,19 @@ class _Drafts:
                 kept_NK=pad_sequence(kept, batch_first=True, padding_value=-1) if kept else None,
                 head_ids_NK=known["head_ids"][n, :length] if self._told else None,
                 head_logprobs_NK=known["head_logprobs"][n, :length] if self._told else None,
-                routes_TLK=self._routes(known, n, samples, len(prompts[n // samples]), length),
+                routes_TLK=routes_of(n, len(prompts[n // samples]), length),
             )
             for n, (length, kept) in enumerate(zip(lengths_N.tolist(), self._kept, strict=True))
         ]
 
-    def _routes(
-        self, known: dict[str, Tensor], n: int, samples: int, prompt: int, length: int
-    ) -> Tensor | None:
-        """Those of the tokens of completion ``n`` and of its prompt, which is left-padded."""
+    def _routes(self, known: dict[str, Tensor], samples: int) -> Callable[..., Tensor | None]:
+        """What gives those of a completion, from its number, its prompt's length and its own."""
         if self._prompts_DPLK is None:
-            return None
-        prompt_PLK = self._prompts_DPLK[n // samples]
-        before_TLK = prompt_PLK[len(prompt_PLK) - (prompt - 1) :]
-        return torch.cat([before_TLK, known["routes"][n, :length]])
+            return lambda *_: None
+        before = self._prompts_DPLK.shape[1]
+        prompts_NPLK = self._prompts_DPLK.repeat_interleave(samples, dim=0)
+        routes_NTLK = torch.cat([prompts_NPLK, known["routes"]], dim=1)
+        return lambda n, prompt, length: routes_NTLK[n, before - prompt + 1 : before + length]
 
     @property
     def _told(self) -> bool:
