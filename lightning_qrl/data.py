@@ -32,6 +32,7 @@ from lightning_qrl.asynchrony.settings import Asynchrony
 from lightning_qrl.errors import UserError
 from lightning_qrl.experience import Experience, split_for_updates
 from lightning_qrl.grpo import GRPOModule
+from lightning_qrl.regime import Regime
 from lightning_qrl.seeding import derive_seed
 from lightning_qrl.tasks.base import Prompt
 
@@ -117,15 +118,11 @@ class RolloutData(L.LightningDataModule):
         """Optimizer steps of one phase."""
         return self.minibatches * self.num_iterations
 
-    def keeps_groups_whole(self, ranks: int = 1) -> bool:
-        """Whether each micro-batch holds all completions of each of its prompts."""
-        parts = ranks * self.micro_batches
-        return self.minibatches == 1 == self.leverage and self.prompts_per_rollout % parts == 0
-
-    @property
-    def largest_lag(self) -> int:
-        """Versions that a token can be behind at the last update on its rollout."""
-        return self.asynchrony.max_staleness + self.updates_per_rollout - 1
+    def regime(self, ranks: int = 1) -> Regime:
+        """How rollouts become updates on so many ranks."""
+        updates, parts = self.updates_per_rollout, ranks * self.micro_batches
+        whole = self.minibatches == 1 == self.leverage and self.prompts_per_rollout % parts == 0
+        return Regime(updates, whole, self.asynchrony.max_staleness + updates - 1)
 
     @override
     def train_dataloader(self) -> DataLoader[Experience]:

@@ -97,8 +97,8 @@ class Experience:
             the rollout, where losses take their ratios against these (see `losses.base`).
         head_ids_BSK: int64 [B, S, K], see `Completion`, 0 outside completions.
         head_logprobs_BSK: float32 [B, S, K], the sampler's log-probabilities of these.
-        routes_BSLK: int16 [B, S, L, K], see `Completion`; entry s is that of input token s, -1 where
-            there is none.
+        routes_BSLK: int16 [B, S, L, K], see `Completion`; entry s is that of input token s, and -1
+            where there is none.
     """
 
     input_ids_BT: Tensor

@@ -42,6 +42,7 @@ from lightning_qrl.overlong import Overlong
 from lightning_qrl.policy import Policy, has_dropout
 from lightning_qrl.policy_module import PolicyModule
 from lightning_qrl.reference import Reference
+from lightning_qrl.regime import Regime
 from lightning_qrl.rollouts.base import RolloutEngine, telling
 from lightning_qrl.scoring import Scorer
 from lightning_qrl.seeding import derive_seed
@@ -68,6 +69,7 @@ class GRPOModule(PolicyModule):
         seed: decides every draw of the sampler.
 
     Attributes:
+        regime: how the data makes updates of rollouts.
         replays_routes: routers choose as the sampler's did (see `routing`); a callback decides.
 
     Raises:
@@ -115,6 +117,7 @@ class GRPOModule(PolicyModule):
         self.shared_prefix = shared_prefix
         self.on_reward_error = on_reward_error
         self.step_metrics = StepMetrics()
+        self.regime = Regime()
 
     @property
     def loss(self) -> Loss:
@@ -124,21 +127,13 @@ class GRPOModule(PolicyModule):
     @override
     def setup(self, stage: str) -> None:
         super().setup(stage)
-        corrections, updates = self.objective.corrections, self._updates_per_rollout
-        corrections.check(self.loss, updates, self._keeps_groups_whole)
+        data: Any = getattr(self.trainer, "datamodule", None)
+        if hasattr(data, "regime"):
+            self.regime = data.regime(self.trainer.world_size)
+        corrections = self.objective.corrections
+        corrections.check(self.loss, self.regime.updates, self.regime.whole_groups)
         corrections.check_engine(self.engine)
         self.around_rollouts["head"] = partial(telling, self.engine, corrections.head)
-
-    @property
-    def _updates_per_rollout(self) -> int:
-        data: Any = getattr(self.trainer, "datamodule", None)
-        return getattr(data, "updates_per_rollout", 1)
-
-    @property
-    def _keeps_groups_whole(self) -> bool:
-        data: Any = getattr(self.trainer, "datamodule", None)
-        keeps = getattr(data, "keeps_groups_whole", None)
-        return keeps is None or bool(keeps(self.trainer.world_size))
 
     @override
     def build_model(self) -> PreTrainedModel:
@@ -228,7 +223,7 @@ class GRPOModule(PolicyModule):
             with self.step_metrics.timed("ref"), self.trainer.precision_plugin.forward_context():
                 temperature, device = self.engine.temperature, self.device
                 experience = self.reference.score(experience, temperature, device)
-        if self.objective.corrections.wants_proximal(self.loss, self._updates_per_rollout):
+        if self.objective.corrections.wants_proximal(self.loss, self.regime.updates):
             experience = self._with_proximal(experience)
         return experience
 
@@ -255,8 +250,8 @@ class GRPOModule(PolicyModule):
         with self.plan.holding():
             scores = self.scorer(experience, self.engine.temperature)
         loss, metrics = self.objective(scores, experience)
-        oldest = getattr(getattr(self._trainer, "datamodule", None), "largest_lag", 0)
-        measured = batch_metrics(scores, experience, self.global_step, oldest)
+        lag = self.regime.largest_lag
+        measured = batch_metrics(scores, experience, self.global_step, lag)
         self.step_metrics.add(metrics | measured)
         return loss * experience.step.scale
 

@@ -155,7 +155,7 @@ def test_every_part_gets_its_keys():
         "grpo.num_iterations=3", "grpo.shared_prefix=false", "grpo.on_reward_error=skip",
     )  # fmt: skip
     module, data = run.module, run.data
-    advantages, kl, overlong = module.advantages, module.kl, module.overlong
+    advantages, kl, overlong = module.advantages, module.objective.kl, module.overlong
     assert (advantages.baseline, advantages.scale_rewards) == ("leave_one_out", "none")
     assert (kl.kl_coef, kl.kl_estimator) == (0.5, "k2")
     assert overlong.mask_truncated_completions

@@ -114,8 +114,8 @@ def _rehearse_corrections(run: Run) -> None:
         corrections = Corrections()
         for callback in correcting.values():
             callback.correct(corrections)
-        whole = run.data.keeps_groups_whole()
-        corrections.check(run.module.loss, run.data.updates_per_rollout, whole)
+        regime = run.data.regime()
+        corrections.check(run.module.loss, regime.updates, regime.whole_groups)
         corrections.check_engine(run.module.engine)
 
 
