@@ -13,7 +13,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PINNED := --constraint constraints.txt
-SOURCES := lightning_qrl callbacks tests $(wildcard benchmarks)
+SOURCES := lightning_qrl callbacks tests $(wildcard benchmarks experiments)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
