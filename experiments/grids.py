@@ -14,6 +14,9 @@ SHORT = [
 ]
 
 
+Pairs = tuple[tuple[str, str], ...]  # slugs: an arm and its control
+
+
 @dataclass(frozen=True)
 class Arm:
     """A recipe with its overrides.
@@ -23,51 +26,97 @@ class Arm:
         recipe: of the package, or a file.
         overrides: as on the command line.
         without: callbacks to leave out.
-        control: slug of the arm that it is compared with.
     """
 
     name: str
     recipe: str
     overrides: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
-    control: str = ""
 
     @property
     def slug(self) -> str:
         """Its name as a file's."""
-        return "-".join(self.name.replace(",", "").replace("/", "").lower().split())
+        return slug(self.name)
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """Arms, what they have in common, and what the table shows."""
+    """Arms, what they have in common, and what the tables show.
+
+    Attributes:
+        arms: a row each.
+        common: overrides of all.
+        columns: of the table of arms.
+        contrasts: by label, arms and their controls, pooled.
+        differences: columns whose differences to the control are shown.
+        ratios: columns whose ratios to it are.
+    """
 
     arms: list[Arm]
     common: list[str]
-    columns: list[str] = field(default_factory=list)
+    columns: list[str]
+    contrasts: dict[str, Pairs]
+    differences: list[str] = field(default_factory=lambda: ["held-out reward"])
+    ratios: list[str] = field(default_factory=lambda: ["largest grad norm"])
+
+
+def slug(name: str) -> str:
+    """A name as a file's."""
+    return "-".join(name.replace(",", "").replace("/", "").lower().split())
+
+
+PRECISIONS = ("bf16", "fp8", "nvfp4_naive", "4bitter")
+LAGS = (0, 2, 8)
+HEALTH = ["held-out reward", "reward, all steps", "mean |Δlogprob|", "effective sample size",
+          "largest grad norm", "spikes", "diverged"]  # fmt: skip
+
+
+def cell(recipe: str, lag: int, cure: str) -> str:
+    """Name of an arm of the experiment ``staleness``."""
+    return f"{recipe}, staleness {lag}, {cure}"
 
 
 def _staleness() -> Experiment:
-    arms = []
-    for recipe in ("bf16", "fp8", "nvfp4_naive", "4bitter"):
-        for lag in (0, 2, 8):
-            for cure, callbacks in CURES.items():
-                name = f"{recipe}, staleness {lag}, {cure}"
-                control = "" if cure == "none" else f"{recipe}-staleness-{lag}-none"
-                overrides = (f"rollout.max_staleness={lag}", *callbacks)
-                arms.append(Arm(name, recipe, overrides, control=control))
-    columns = ["held-out reward", "reward, all steps", "mean |Δlogprob|", "effective sample size",
-               "largest grad norm", "spikes", "diverged"]  # fmt: skip
-    return Experiment(arms, [*SHORT, "grpo.loss=reinforce"], columns)
+    """Precision x staleness x cure; `reinforce`, so that without a cure nothing is corrected."""
+    arms = [
+        Arm(cell(recipe, lag, cure), recipe, (f"rollout.max_staleness={lag}", *callbacks))
+        for recipe in PRECISIONS
+        for lag in LAGS
+        for cure, callbacks in CURES.items()
+    ]
+
+    def pairs(this: tuple[int, str], other: tuple[int, str]) -> Pairs:
+        return tuple((slug(cell(r, *this)), slug(cell(r, *other))) for r in PRECISIONS)
+
+    contrasts: dict[str, Pairs] = {}
+    for lag in LAGS[1:]:
+        contrasts[f"staleness {lag} − 0, no cure"] = pairs((lag, "none"), (0, "none"))
+    for recipe in PRECISIONS[1:]:
+        for lag in LAGS:
+            pair = slug(cell(recipe, lag, "none")), slug(cell("bf16", lag, "none"))
+            contrasts[f"{recipe} − bf16, staleness {lag}, no cure"] = (pair,)
+    for cure in list(CURES)[1:]:
+        for lag in LAGS:
+            name = f"{cure} − none, staleness {lag}, all precisions"
+            contrasts[name] = pairs((lag, cure), (lag, "none"))
+    differences = ["held-out reward", "mean |Δlogprob|", "effective sample size"]
+    common = [*SHORT, "grpo.loss=reinforce"]
+    return Experiment(arms, common, HEALTH, contrasts, differences)
 
 
 def _clip() -> Experiment:
-    arms = []
-    for recipe in ("bf16", "nvfp4_naive", "4bitter"):
-        for lag in (0, 8):
-            lagged = f"rollout.max_staleness={lag}"
-            arms.append(Arm(f"{recipe}, staleness {lag}, dapo", recipe, (lagged,)))
-    return Experiment(arms, SHORT, _staleness().columns)
+    """The loss of the recipes, whose ratio and clip are against the sampler, beside `reinforce`."""
+    stale = "rollout.max_staleness=8"
+    arms = [
+        arm
+        for recipe in ("bf16", "4bitter")
+        for arm in (
+            Arm(f"{recipe}, dapo", recipe, (stale,)),
+            Arm(f"{recipe}, dapo and TIS", recipe, (stale, *CURES["TIS"])),
+        )
+    ]
+    pairs = tuple((slug(f"{r}, dapo and TIS"), slug(f"{r}, dapo")) for r in ("bf16", "4bitter"))
+    return Experiment(arms, SHORT, HEALTH, {"TIS − the clip alone": pairs})
 
 
 FIX = {
@@ -82,42 +131,55 @@ def _five_arms() -> Experiment:
     arms = [_fixed("all three", list(FIX))]
     arms += [_fixed(f"without {out}", [fix for fix in FIX if fix != out]) for out in FIX]
     arms.append(_fixed("none of the three", []))
+    contrasts: dict[str, Pairs] = {
+        f"{arm.name} − all three": ((arm.slug, "all-three"),) for arm in arms[1:]
+    }
     columns = ["held-out reward", "mean |Δlogprob|", "largest grad norm", "spikes", "diverged"]
-    return Experiment(arms, [*SHORT, "rollout.max_staleness=8", "grpo.loss=reinforce"], columns)
+    common = [*SHORT, "rollout.max_staleness=8", "grpo.loss=reinforce"]
+    return Experiment(arms, common, columns, contrasts)
 
 
 def _fixed(name: str, kept: list[str]) -> Arm:
     gone = [FIX[fix] for fix in FIX if fix not in kept]
     without = tuple(callback for callbacks, _ in gone for callback in callbacks)
     overrides = tuple(override for _, given in gone for override in given)
-    control = "" if name == "all three" else "all-three"
-    return Arm(name, "4bitter_moe", overrides, without, control)
+    return Arm(name, "4bitter_moe", overrides, without)
 
 
 def _replay() -> Experiment:
-    arms = []
-    for name, recipe, side in (
-        ("bf16", "bf16", ()),
-        ("4bitter_moe", "4bitter_moe", ()),
-        ("nvfp4 sampler", "nvfp4_naive", ("callbacks.forward_quantization.side=rollout",)),
-    ):
-        moe = ("policy.name=embedded-moe", *side)
-        control = f"{name}-live".replace(" ", "-")
-        arms.append(Arm(f"{name}, live", recipe, moe))
-        replayed = (*moe, "callbacks.router_replay={}")
-        arms.append(Arm(f"{name}, replayed", recipe, replayed, control=control))
-    columns = ["held-out reward", "mean |Δlogprob|", "k3 KL", "largest grad norm", "spikes"]
-    return Experiment(arms, [*SHORT], columns)
+    """Router replay on the mixture, where the sampler differs by precision and by age."""
+    sampler = ("callbacks.forward_quantization.side=rollout",)
+    cases = {
+        "NVFP4 sampler": ("nvfp4_naive", sampler),
+        "4bitter_moe, staleness 8": ("4bitter_moe", ("rollout.max_staleness=8",)),
+    }
+    arms: list[Arm] = []
+    contrasts: dict[str, Pairs] = {}
+    for name, (recipe, given) in cases.items():
+        own = ("policy.name=embedded-moe", *given)
+        live = Arm(f"{name}, live", recipe, own)
+        replayed = Arm(f"{name}, replayed", recipe, (*own, "callbacks.router_replay={}"))
+        arms += [live, replayed]
+        contrasts[f"replayed − live, {name}"] = ((replayed.slug, live.slug),)
+    columns = ["held-out reward", "mean |Δlogprob|", "k3 KL", "extreme tokens",
+               "largest grad norm", "spikes"]  # fmt: skip
+    ratios = ["k3 KL", "extreme tokens", "largest grad norm"]
+    return Experiment(arms, SHORT, columns, contrasts, ratios=ratios)
 
 
 def _noise() -> Experiment:
-    arms = []
+    """QeRL's noise on the sampler, with 4-bit weights as theirs and without."""
+    arms: list[Arm] = []
+    contrasts: dict[str, Pairs] = {}
     for recipe in ("bf16", "nvfp4_w4a16"):
-        arms.append(Arm(f"{recipe}, no noise", recipe))
-        noisy = ("callbacks.adaptive_quantization_noise={}",)
-        arms.append(Arm(f"{recipe}, noise", recipe, noisy, control=f"{recipe}-no-noise"))
+        quiet = Arm(f"{recipe}, no noise", recipe)
+        noisy = ("callbacks.adaptive_quantization_noise={sigma_start: 0.05, sigma_end: 0.0005}",)
+        noise = Arm(f"{recipe}, noise", recipe, noisy)
+        arms += [quiet, noise]
+        contrasts[f"noise − none, {recipe}"] = ((noise.slug, quiet.slug),)
     columns = ["held-out reward", "entropy, all steps", "entropy, last steps", "mean |Δlogprob|"]
-    return Experiment(arms, [*SHORT], columns)
+    differences = ["held-out reward", "entropy, all steps", "entropy, last steps"]
+    return Experiment(arms, SHORT, columns, contrasts, differences, ratios=[])
 
 
 EXPERIMENTS = {

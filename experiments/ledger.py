@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from grids import EXPERIMENTS, Arm
+from grids import EXPERIMENTS, Arm, Experiment
+from numpy.typing import NDArray
 from scipy import stats
 
 SPIKE = 3.0  # a spike is a gradient norm above so many times the run's median
@@ -37,6 +38,7 @@ SERIES = {
     "gap": "train/sampling/sampling_logp_difference/mean",
     "k3": "rollout_corr/k3_kl",
     "ess": "rollout_corr/ess_seq",
+    "extreme": "rollout_corr/extreme_fraction",
     "entropy": "train/entropy",
     "staleness": "async/staleness_mean",
     "seconds": "train/step_time",
@@ -76,7 +78,7 @@ def main() -> None:
     if given.action == "run":
         run_all(jobs, given.jobs)
     else:
-        print("\n".join(show(grid.arms, grid.columns, jobs)))
+        print("\n".join(show(grid, jobs)))
 
 
 def run_all(jobs: list[Job], at_once: int) -> None:
@@ -157,6 +159,7 @@ def summary(found: dict[str, Any]) -> dict[str, float]:
         "mean |Δlogprob|": float(np.mean(found["gap"])),
         "k3 KL": float(np.mean(found["k3"])),
         "effective sample size": float(np.mean(found["ess"])),
+        "extreme tokens": float(np.mean(found["extreme"])) if "extreme" in found else 0.0,
         "entropy, all steps": float(np.mean(found["entropy"])),
         "entropy, last steps": float(np.mean(found["entropy"][-LAST:])),
         "staleness": float(np.mean(found["staleness"])),
@@ -164,17 +167,28 @@ def summary(found: dict[str, Any]) -> dict[str, float]:
     }
 
 
-def show(arms: list[Arm], columns: list[str], jobs: list[Job]) -> Iterator[str]:
-    """A Markdown table: a row an arm."""
-    by_arm = {arm.slug: _of(arm, jobs) for arm in arms}
-    yield "| arm | seeds | " + " | ".join(columns) + " |"
-    yield "|---" * (len(columns) + 2) + "|"
-    for arm in arms:
-        runs = by_arm[arm.slug]
-        cells = [_cell([run.get(column) for run in runs.values()]) for column in columns]
-        yield f"| {arm.name} | {len(runs)} | " + " | ".join(cells) + " |"
+def show(grid: Experiment, jobs: list[Job]) -> Iterator[str]:
+    """Markdown: a row an arm, then a row a contrast."""
+    runs = {arm.slug: _of(arm, jobs) for arm in grid.arms}
+    yield "| arm | seeds | " + " | ".join(grid.columns) + " |"
+    yield "|---" * (len(grid.columns) + 2) + "|"
+    for arm in grid.arms:
+        own = runs[arm.slug]
+        cells = [_cell([run.get(column) for run in own.values()]) for column in grid.columns]
+        yield f"| {arm.name} | {len(own)} | " + " | ".join(cells) + " |"
     yield ""
-    yield from _differences(arms, by_arm)
+    measured = [*grid.differences, *(f"{name}, ratio" for name in grid.ratios)]
+    yield "| contrast | pairs | " + " | ".join(measured) + " |"
+    yield "|---" * (len(measured) + 2) + "|"
+    for name, pairs in grid.contrasts.items():
+        both = [
+            (runs[this][seed], runs[other][seed])
+            for this, other in pairs
+            for seed in sorted(runs[this].keys() & runs[other].keys())
+        ]
+        cells = [_cell(_apart(both, column)) for column in grid.differences]
+        cells += [_ratio(both, column) for column in grid.ratios]
+        yield f"| {name} | {len(both)} | " + " | ".join(cells) + " |"
 
 
 def _of(arm: Arm, jobs: list[Job]) -> dict[int, dict[str, float]]:
@@ -182,20 +196,31 @@ def _of(arm: Arm, jobs: list[Job]) -> dict[int, dict[str, float]]:
     return {job.seed: summary(json.loads(job.result.read_text())) for job in own}
 
 
-def _differences(arms: list[Arm], by_arm: dict[str, dict[int, dict[str, float]]]) -> Iterator[str]:
-    """Held-out reward against the control, paired by seed."""
-    against = [arm for arm in arms if arm.control]
-    if not against:
-        return
-    yield "| arm less control | pairs | held-out reward | largest grad norm (log2 of the ratio) |"
-    yield "|---|---|---|---|"
-    for arm in against:
-        own, other = by_arm[arm.slug], by_arm[arm.control]
-        seeds = sorted(own.keys() & other.keys())
-        key, norm = "held-out reward", "largest grad norm"
-        reward = [own[s][key] - other[s][key] for s in seeds if key in own[s] and key in other[s]]
-        ratio = [float(np.log2(own[s][norm] / other[s][norm])) for s in seeds]
-        yield f"| {arm.name} − control | {len(seeds)} | {_cell(reward)} | {_cell(ratio)} |"
+Both = list[tuple[dict[str, float], dict[str, float]]]  # runs and their controls
+
+
+def _apart(both: Both, column: str) -> list[float | None]:
+    return [one[column] - other[column] for one, other in both if column in one and column in other]
+
+
+def _ratio(both: Both, column: str) -> str:
+    """Geometric mean of the ratios, with its 95% interval."""
+    logs = [
+        float(np.log(one[column] / other[column]))
+        for one, other in both
+        if one.get(column) and other.get(column)
+    ]
+    if len(logs) < 2:
+        return "–"
+    middle, half = _interval(np.array(logs))
+    low, value, high = np.exp([middle - half, middle, middle + half])
+    return f"{value:.2f} [{low:.2f}, {high:.2f}]"
+
+
+def _interval(values: NDArray[np.float64]) -> tuple[float, float]:
+    """Mean, and half the width of its 95% interval by Student's t."""
+    deviation = values.std(ddof=1) / np.sqrt(len(values))
+    return float(values.mean()), float(stats.t.ppf(0.975, len(values) - 1) * deviation)
 
 
 def _cell(values: list[float | None]) -> str:
@@ -205,8 +230,8 @@ def _cell(values: list[float | None]) -> str:
         return "–"
     if len(known) == 1:
         return f"{known[0]:.3g}"
-    half = stats.t.ppf(0.975, len(known) - 1) * known.std(ddof=1) / np.sqrt(len(known))
-    return f"{known.mean():.3g} ± {half:.2g}"
+    middle, half = _interval(known)
+    return f"{middle:.3g} ± {half:.2g}"
 
 
 if __name__ == "__main__":

@@ -24,8 +24,12 @@ def test_every_arm_is_a_recipe_with_a_name_of_its_own(ledger):
     for experiment in ledger.EXPERIMENTS.values():
         slugs = [arm.slug for arm in experiment.arms]
         assert len(set(slugs)) == len(slugs)
+        compared = {
+            one for pairs in experiment.contrasts.values() for pair in pairs for one in pair
+        }
+        assert compared
+        assert compared <= set(slugs)
         for arm in experiment.arms:
-            assert arm.control in ("", *slugs)
             recipe = load_recipe(arm.recipe, [*experiment.common, *arm.overrides], arm.without)
             assert recipe.values["trainer"]["max_steps"] == 60
 
@@ -43,6 +47,13 @@ def test_a_cell_is_the_mean_with_its_t_interval(ledger):
     assert ledger._cell([1.0, 2.0, 3.0]) == f"2 ± {half:.2g}"
     assert ledger._cell([0.5, None]) == "0.5"
     assert ledger._cell([None]) == "–"
+
+
+def test_a_ratio_is_the_geometric_mean(ledger):
+    both = [({"x": 2.0}, {"x": 1.0}), ({"x": 8.0}, {"x": 1.0})]  # logs 1 and 3 in base 2
+    half = 12.706204736432095 / math.sqrt(2) * math.sqrt(2)  # t(0.975, 1), deviation sqrt(2)
+    assert ledger._ratio(both, "x") == f"4.00 [{2 ** (2 - half):.2f}, {2 ** (2 + half):.2f}]"
+    assert ledger._ratio(both[:1], "x") == "–"
 
 
 def test_a_run_is_summed_up(ledger):
