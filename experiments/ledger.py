@@ -212,12 +212,12 @@ def _ratio(both: Both, column: str) -> str:
     ]
     if len(logs) < 2:
         return "–"
-    middle, half = _interval(np.array(logs))
+    middle, half = interval(np.array(logs))
     low, value, high = np.exp([middle - half, middle, middle + half])
     return f"{value:.2f} [{low:.2f}, {high:.2f}]"
 
 
-def _interval(values: NDArray[np.float64]) -> tuple[float, float]:
+def interval(values: NDArray[np.float64]) -> tuple[float, float]:
     """Mean, and half the width of its 95% interval by Student's t."""
     deviation = values.std(ddof=1) / np.sqrt(len(values))
     return float(values.mean()), float(stats.t.ppf(0.975, len(values) - 1) * deviation)
@@ -230,7 +230,7 @@ def _cell(values: list[float | None]) -> str:
         return "–"
     if len(known) == 1:
         return f"{known[0]:.3g}"
-    middle, half = _interval(known)
+    middle, half = interval(known)
     return f"{middle:.3g} ± {half:.2g}"
 
 
