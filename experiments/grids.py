@@ -104,19 +104,34 @@ def _staleness() -> Experiment:
     return Experiment(arms, common, HEALTH, contrasts, differences)
 
 
-def _clip() -> Experiment:
-    """The loss of the recipes, whose ratio and clip are against the sampler, beside `reinforce`."""
-    stale = "rollout.max_staleness=8"
+STALE = "rollout.max_staleness=8"
+FURTHER = {
+    "none": (),
+    "MIS": ("callbacks.masked_importance_sampling={}",),
+    "rejection": ("callbacks.rejection_sampling={level: geometric}",),
+    "TIS and score centering": (*CURES["TIS"], *CURES["score centering"]),
+    "VCPO and sequence TIS": (
+        "callbacks.vcpo={}",
+        "callbacks.truncated_importance_sampling={level: sequence, cap: 8.0}",
+    ),
+    "clip": ("grpo.loss=dapo",),
+}
+
+
+def _cures() -> Experiment:
+    """The other cures, and the clip of the recipes' loss, whose ratio is against the sampler."""
+    recipes = ("bf16", "4bitter")
     arms = [
-        arm
-        for recipe in ("bf16", "4bitter")
-        for arm in (
-            Arm(f"{recipe}, dapo", recipe, (stale,)),
-            Arm(f"{recipe}, dapo and TIS", recipe, (stale, *CURES["TIS"])),
-        )
+        Arm(f"{recipe}, {cure}", recipe, (STALE, "grpo.loss=reinforce", *given))
+        for recipe in recipes
+        for cure, given in FURTHER.items()
     ]
-    pairs = tuple((slug(f"{r}, dapo and TIS"), slug(f"{r}, dapo")) for r in ("bf16", "4bitter"))
-    return Experiment(arms, SHORT, HEALTH, {"TIS − the clip alone": pairs})
+    contrasts = {
+        f"{cure} − none": tuple((slug(f"{r}, {cure}"), slug(f"{r}, none")) for r in recipes)
+        for cure in list(FURTHER)[1:]
+    }
+    differences = ["held-out reward", "mean |Δlogprob|", "effective sample size"]
+    return Experiment(arms, SHORT, HEALTH, contrasts, differences)
 
 
 FIX = {
@@ -135,7 +150,7 @@ def _five_arms() -> Experiment:
         f"{arm.name} − all three": ((arm.slug, "all-three"),) for arm in arms[1:]
     }
     columns = ["held-out reward", "mean |Δlogprob|", "largest grad norm", "spikes", "diverged"]
-    common = [*SHORT, "rollout.max_staleness=8", "grpo.loss=reinforce"]
+    common = [*SHORT, STALE, "grpo.loss=reinforce"]
     return Experiment(arms, common, columns, contrasts)
 
 
@@ -151,7 +166,7 @@ def _replay() -> Experiment:
     sampler = ("callbacks.forward_quantization.side=rollout",)
     cases = {
         "NVFP4 sampler": ("nvfp4_naive", sampler),
-        "4bitter_moe, staleness 8": ("4bitter_moe", ("rollout.max_staleness=8",)),
+        "4bitter_moe, staleness 8": ("4bitter_moe", (STALE,)),
     }
     arms: list[Arm] = []
     contrasts: dict[str, Pairs] = {}
@@ -184,7 +199,7 @@ def _noise() -> Experiment:
 
 EXPERIMENTS = {
     "staleness": _staleness(),
-    "clip": _clip(),
+    "cures": _cures(),
     "five-arms": _five_arms(),
     "replay": _replay(),
     "noise": _noise(),
