@@ -32,12 +32,15 @@ class Metric:
         weight: the number of values.
         squares: of a standard deviation, the sum of squared deviations from the mean; of an
             effective sample size, the sum of squares.
+        shift: of an effective sample size, the log of what its weights were divided by: it depends
+            on their ratios alone, and the weights themselves may be beyond any float.
     """
 
     reduce: Literal["mean", "std", "sum", "min", "max", "ess"]
     total: float
     weight: float = 1.0
     squares: float = 0.0
+    shift: float = 0.0
 
     def merge(self, other: "Metric") -> "Metric":
         """The number over both contributions; one without weight contributes nothing."""
@@ -48,8 +51,7 @@ class Metric:
         if self.reduce == "std":
             return self._merge_deviations(other)
         if self.reduce == "ess":
-            squares, weight = self.squares + other.squares, self.weight + other.weight
-            return Metric("ess", self.total + other.total, weight, squares)
+            return self._merge_weights(other)
         return Metric(self.reduce, REDUCTIONS[self.reduce](self.total, other.total))
 
     def value(self) -> float:
@@ -63,6 +65,13 @@ class Metric:
     def over_ranks(self) -> "Metric":
         """The number over the contributions of all ranks."""
         return _over_ranks({"": self})[""] if _several_ranks() else self
+
+    def _merge_weights(self, other: "Metric") -> "Metric":
+        shift = max(self.shift, other.shift)
+        own, theirs = math.exp(self.shift - shift), math.exp(other.shift - shift)
+        total = self.total * own + other.total * theirs
+        squares = self.squares * own**2 + other.squares * theirs**2
+        return Metric("ess", total, self.weight + other.weight, squares, shift)
 
     def _merge_deviations(self, other: "Metric") -> "Metric":
         weight = self.weight + other.weight
@@ -84,11 +93,20 @@ def deviation(values: Tensor, mask: Tensor) -> Metric:
     return Metric("std", float(chosen.sum()), float(len(chosen)), float(squares))
 
 
-def effective_share(weights: Tensor, mask: Tensor) -> Metric:
-    """Effective sample size over the number of samples: (sum w)^2 / (N sum w^2) where ``mask``."""
-    chosen = weights[mask].double()
-    squares = float(chosen.square().sum())
-    return Metric("ess", float(chosen.sum()), float(len(chosen)), squares)
+def effective_share(log_weights: Tensor, mask: Tensor) -> Metric:
+    """Effective sample size over the number of samples: (sum w)^2 / (N sum w^2) where ``mask``.
+
+    Args:
+        log_weights: log w, of any size; minus infinity for a weight of 0.
+        mask: bool, the same shape.
+    """
+    chosen = log_weights[mask].double()
+    shift = float(chosen.max()) if len(chosen) else 0.0
+    if shift == -math.inf:
+        return Metric("ess", 0.0, float(len(chosen)))
+    weights = (chosen - shift).exp()
+    total, squares = float(weights.sum()), float(weights.square().sum())
+    return Metric("ess", total, float(len(chosen)), squares, shift)
 
 
 def largest(values: Tensor) -> Metric:

@@ -106,7 +106,7 @@ def test_a_deviation_of_masked_values():
 def test_an_effective_sample_size_in_parts_is_that_of_the_whole(values, cuts):
     tally = Tally()
     for part in torch.tensor(values, dtype=torch.float64).tensor_split(sorted(cuts)):
-        tally.add({"ess": effective_share(part, torch.ones_like(part, dtype=torch.bool))})
+        tally.add({"ess": effective_share(part.log(), torch.ones_like(part, dtype=torch.bool))})
     w = np.array(values)
     want = w.sum() ** 2 / (w**2).sum() / len(w)
     assert tally.so_far("ess") == pytest.approx(want)
@@ -115,7 +115,19 @@ def test_an_effective_sample_size_in_parts_is_that_of_the_whole(values, cuts):
 
 def test_equal_weights_lose_no_sample_and_weights_of_zero_leave_none():
     everywhere = torch.ones(7, dtype=torch.bool)
-    assert effective_share(torch.full((7,), 0.1), everywhere).value() == pytest.approx(1.0)
-    assert effective_share(torch.ones(7), everywhere).value() == 1.0
-    assert effective_share(torch.zeros(7), everywhere).value() == 0.0
-    assert effective_share(torch.ones(7), ~everywhere).value() == 0.0
+    assert effective_share(torch.full((7,), 0.1).log(), everywhere).value() == pytest.approx(1.0)
+    assert effective_share(torch.zeros(7), everywhere).value() == 1.0
+    assert effective_share(torch.zeros(7).log(), everywhere).value() == 0.0
+    assert effective_share(torch.zeros(7), ~everywhere).value() == 0.0
+
+
+def test_an_effective_sample_size_depends_on_ratios_of_weights_alone():
+    """Weights of e^2000 and of e^-2000, in parts of different size: no float holds them."""
+    logs = torch.tensor([0.3, -1.0, 0.7, 2.0], dtype=torch.float64)
+    w = np.exp(logs.numpy())
+    want = w.sum() ** 2 / (w**2).sum() / 4
+    for shift in (-2000.0, 2000.0):
+        tally = Tally()
+        for part in (logs + shift).tensor_split([1, 3]):
+            tally.add({"ess": effective_share(part, torch.ones_like(part, dtype=torch.bool))})
+        assert tally.flush()["ess"] == pytest.approx(want)

@@ -15,7 +15,8 @@ With d_t = log pi_trainer(token_t) - log pi_sampler(token_t), means over tokens 
 
 On the first update after the sampler got the trainer's weights, all of this is numerics:
 quantization, the key-value cache, the order of sums. On later updates the policy's own change adds
-to it. d and sum_t d are clamped to +-20 before they are exponents, as in verl.
+to it. d and sum_t d are clamped to +-20 before they are exponents, as in verl, but not in the
+effective sample sizes: there, all weights beyond the clamp would be alike, and all seem well.
 """
 
 import math
@@ -66,14 +67,14 @@ def rollout_correction(logprobs_BS: Tensor, experience: Experience) -> dict[str,
     trainer_B = -(logprobs_BS * mask_BS).sum(dim=1) / length_B
     sampler_B = -(experience.logprobs_BS * mask_BS).sum(dim=1) / length_B
     gap_B = trainer_B - sampler_B
-    ratio_BS, ratio_B = _exp(d_BS), _exp(d_BS.sum(dim=1))
+    ratio_BS, total_B = _exp(d_BS), d_BS.sum(dim=1)
     return {
         "kl": mean(-d_BS, mask_BS),
         "k3_kl": mean(ratio_BS - d_BS - 1, mask_BS),
         "chi2_token": mean(ratio_BS.square() - 1, mask_BS),
-        "chi2_seq": mean(ratio_B.square() - 1, some_B),
-        "ess_token": effective_share(ratio_BS, mask_BS),
-        "ess_seq": effective_share(ratio_B, some_B),
+        "chi2_seq": mean(_exp(total_B).square() - 1, some_B),
+        "ess_token": effective_share(d_BS, mask_BS),
+        "ess_seq": effective_share(total_B, some_B),
         "extreme_fraction": mean(d_BS.abs() > math.log(EXTREME), mask_BS),
         "training_log_ppl": mean(trainer_B, some_B),
         "training_ppl": mean(_exp(trainer_B), some_B),

@@ -61,19 +61,22 @@ class Weight(ABC):
 
 
 @torch.no_grad()
-def log_ratios(logprobs_BS: Tensor, experience: Experience, level: Level) -> Tensor:
-    """Logs of the ratio, float32 [B, S] (of a completion: [B, 1]), within +-`LIMIT`.
+def log_ratios(
+    logprobs_BS: Tensor, experience: Experience, level: Level, limit: float = LIMIT
+) -> Tensor:
+    """Logs of the ratio, float32 [B, S] (of a completion: [B, 1]).
 
     Args:
         logprobs_BS: float32 [B, S], the trainer's.
         experience: the micro-batch, with the sampler's; a token outside the mask has log-ratio 0.
         level: whose ratio.
+        limit: of its size.
     """
     mask_BS = experience.mask_BS
     d_BS = (logprobs_BS - experience.logprobs_BS).masked_fill(~mask_BS, 0.0)
     if level == "token":
-        return d_BS.clamp(-LIMIT, LIMIT)
+        return d_BS.clamp(-limit, limit)
     total_B1 = d_BS.sum(dim=1, keepdim=True)
     if level == "geometric":
         total_B1 = total_B1 / mask_BS.sum(dim=1, keepdim=True).clamp_min(1)
-    return total_B1.clamp(-LIMIT, LIMIT)
+    return total_B1.clamp(-limit, limit)

@@ -5,7 +5,8 @@
 
 w_i is the completion's importance ratio, not truncated (as its authors have it by default), and g_i
 the gradient of its log-probability. Advantages are rewards less a constant of the group, over a
-spread, so that b* need not know either: A_i minus its own weighted mean is the same.
+spread, so that b* need not know either: A_i minus its own weighted mean is the same (times G/(G-1)
+under ``baseline: leave_one_out``, which scales advantages so).
 
 Deviation: the authors run one backward a completion for |g_i|. Here |g_i|^2 stands for the squared
 gradient with respect to the logits, which a forward pass knows already:
@@ -51,19 +52,23 @@ class MinimumVariance:
             )
 
     @torch.no_grad()
-    def __call__(self, ratio_B: Tensor, scores: Scores, experience: Experience) -> Tensor:
+    def __call__(self, log_ratio_B: Tensor, scores: Scores, experience: Experience) -> Tensor:
         """Advantages, float32 [B]; those of completions without a reward stay as they are.
 
         Args:
-            ratio_B: float32 [B], importance ratio of each completion.
+            log_ratio_B: float32 [B], log of each completion's importance ratio, of any size: the
+                largest of a group counts as 1.
             scores: what the trainer makes of the tokens.
             experience: the micro-batch; it holds whole groups.
         """
         known_B = experience.rewards_B.isfinite()
         squares_B = squared_gradients(scores, experience.mask_BS).double()
-        weight_B = (ratio_B.double().square() * squares_B).masked_fill(~known_B, 0.0)
-        advantages_B = experience.advantages_B.double()
-        same_BB = (experience.group_B[:, None] == experience.group_B).double()
+        same = experience.group_B[:, None] == experience.group_B
+        log_B = log_ratio_B.double().masked_fill(~known_B, -torch.inf)
+        largest_B = log_B.expand_as(same).masked_fill(~same, -torch.inf).amax(dim=1)
+        apart_B = (log_B - largest_B).masked_fill(~known_B, -torch.inf)
+        weight_B = (2 * apart_B).exp() * squares_B
+        advantages_B, same_BB = experience.advantages_B.double(), same.double()
         norm_B = same_BB @ weight_B
         baseline_B = same_BB @ (weight_B * advantages_B) / norm_B.masked_fill(norm_B == 0, 1.0)
         rebased_B = advantages_B - baseline_B.masked_fill(~known_B, 0.0)

@@ -101,6 +101,12 @@ class Corrections:
                     f"callbacks.{by}.level: loss {type(loss).__name__.lower()} cannot be weighed "
                     f"by {weight.level}, only by {levels}; change the level or the loss"
                 )
+        for kind in (self.baselines, self.centering):
+            if len(kind) > 1:
+                raise UserError(
+                    f"callbacks {' and '.join(kind)} each do the same, which once undoes and twice "
+                    "overdoes; take all but one of them out"
+                )
         for by, baseline in self.baselines.items():
             baseline.check(loss, whole_groups, by=by)
         for by, centering in self.centering.items():
@@ -128,8 +134,9 @@ class Corrections:
     def rebased(self, scores: Scores, experience: Experience) -> Experience:
         """The batch with the advantages that the loss takes."""
         for baseline in self.baselines.values():
-            ratio_B1 = log_ratios(_trainers(scores, experience), experience, "sequence").exp()
-            advantages_B = baseline(ratio_B1[:, 0], scores, experience)
+            trainers_BS = _trainers(scores, experience)
+            log_ratio_B1 = log_ratios(trainers_BS, experience, "sequence", limit=torch.inf)
+            advantages_B = baseline(log_ratio_B1[:, 0], scores, experience)
             experience = replace(experience, advantages_B=advantages_B)
         return experience
 

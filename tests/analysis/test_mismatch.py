@@ -54,8 +54,8 @@ def verl(e, logprobs):
         "ppl_ratio": np.exp(diff).mean(),
         "chi2_token": (np.exp(clamped(d)) ** 2).mean() - 1,
         "chi2_seq": np.exp(2 * clamped(sums)).mean() - 1,
-        "ess_token": effective(np.exp(clamped(d))),
-        "ess_seq": effective(np.exp(clamped(sums))),
+        "ess_token": effective(np.exp(d)),
+        "ess_seq": effective(np.exp(sums)),
         "extreme_fraction": np.mean((np.exp(d) > 2) | (np.exp(d) < 0.5)),
     }
 

@@ -46,7 +46,7 @@ def by_hand(p_BSV, e):
                 p = p_BSV[b, s].double().tolist()
                 squares += sum((float(v == 0) - x) ** 2 for v, x in enumerate(p))
                 log_ratio += math.log(p[0]) - float(e.logprobs_BS[b, s])
-            weight = math.exp(2 * max(-20.0, min(20.0, log_ratio))) * squares
+            weight = math.exp(2 * log_ratio) * squares
             total, norm = total + weight * float(e.advantages_B[b]), norm + weight
         for b in rows:
             got[b] = float(e.advantages_B[b]) - (total / norm if norm else 0.0)
@@ -68,14 +68,24 @@ def test_advantages_about_the_groups_baseline(seed, apart):
     assert not torch.allclose(got, e.advantages_B, atol=1e-3)
 
 
+def test_ratios_beyond_any_float_weigh_by_what_they_are_apart(apart):
+    logprobs, e = apart(4)
+    scores, _ = random_scores(logprobs)
+    log_ratio_B = torch.randn(8)
+    want = MinimumVariance()(log_ratio_B, scores, e)
+    for shift in (-500.0, 500.0):
+        got = MinimumVariance()(log_ratio_B + shift, scores, e)
+        torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-4)
+
+
 def test_any_baseline_and_scale_of_the_rewards_leads_to_the_same(apart):
     logprobs, e = apart(4)
     scores, _ = random_scores(logprobs)
-    ratio_B = torch.rand(8) + 0.5
+    log_ratio_B = (torch.rand(8) + 0.5).log()
     spread, group_mean = 0.3, 5.0
     rewards = e.advantages_B * spread + group_mean
-    raw = MinimumVariance()(ratio_B, scores, replace(e, advantages_B=rewards)) / spread
-    torch.testing.assert_close(MinimumVariance()(ratio_B, scores, e), raw, rtol=1e-4, atol=1e-5)
+    raw = MinimumVariance()(log_ratio_B, scores, replace(e, advantages_B=rewards)) / spread
+    torch.testing.assert_close(MinimumVariance()(log_ratio_B, scores, e), raw, rtol=1e-4, atol=1e-5)
 
 
 def test_groups_of_equal_rewards_keep_exactly_nothing(apart):
