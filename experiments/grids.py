@@ -108,7 +108,7 @@ STALE = "rollout.max_staleness=8"
 FURTHER = {
     "none": (),
     "MIS": ("callbacks.masked_importance_sampling={}",),
-    "rejection": ("callbacks.rejection_sampling={level: geometric}",),
+    "rejection of completions": ("callbacks.rejection_sampling={level: sequence}",),
     "TIS and score centering": (*CURES["TIS"], *CURES["score centering"]),
     "VCPO and sequence TIS": (
         "callbacks.vcpo={}",
@@ -192,8 +192,9 @@ def _noise() -> Experiment:
         noise = Arm(f"{recipe}, noise", recipe, noisy)
         arms += [quiet, noise]
         contrasts[f"noise − none, {recipe}"] = ((noise.slug, quiet.slug),)
-    columns = ["held-out reward", "entropy, all steps", "entropy, last steps", "mean |Δlogprob|"]
-    differences = ["held-out reward", "entropy, all steps", "entropy, last steps"]
+    columns = ["held-out reward", "sampler's entropy", "entropy, all steps",
+               "entropy, last steps", "mean |Δlogprob|"]  # fmt: skip
+    differences = columns[:-1]
     return Experiment(arms, SHORT, columns, contrasts, differences, ratios=[])
 
 

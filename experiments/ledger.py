@@ -40,6 +40,7 @@ SERIES = {
     "ess": "rollout_corr/ess_seq",
     "extreme": "rollout_corr/extreme_fraction",
     "entropy": "train/entropy",
+    "sampled": "rollout_corr/rollout_log_ppl",  # E[-log q] of what was sampled: q's entropy
     "staleness": "async/staleness_mean",
     "seconds": "train/step_time",
 }
@@ -58,6 +59,12 @@ class Job:
     def result(self) -> Path:
         """Where its numbers are."""
         return self.out / self.experiment / f"{self.arm.slug}-seed{self.seed}.json"
+
+    @property
+    def overrides(self) -> list[str]:
+        """What is asked of the arm's recipe."""
+        common = EXPERIMENTS[self.experiment].common
+        return [*common, *self.arm.overrides, f"seed={self.seed}"]
 
 
 def main() -> None:
@@ -114,9 +121,7 @@ def run_one(job: Job) -> None:
     uri = f"sqlite:///{job.result.parent / 'mlflow.db'}"
     name = f"{job.arm.slug}-seed{job.seed}"
     overrides = [
-        *EXPERIMENTS[job.experiment].common,
-        *job.arm.overrides,
-        f"seed={job.seed}",
+        *job.overrides,
         f"tracking.uri={uri}",
         f"tracking.run_name={name}",
         f"tracking.experiment=ledger-{job.experiment}",
@@ -129,7 +134,8 @@ def run_one(job: Job) -> None:
         if "not finite" not in str(error):
             raise
         diverged = str(error)
-    found = {"diverged": diverged, "evaluations": evaluations} | dict(_series(uri, name))
+    found = {"overrides": job.overrides, "diverged": diverged, "evaluations": evaluations}
+    found |= dict(_series(uri, name))
     job.result.write_text(json.dumps(found))
 
 
@@ -140,8 +146,20 @@ def _series(uri: str, run: str) -> Iterator[tuple[str, list[float]]]:
         yield short, list(read_series(uri, run, metric)[1])
 
 
+MEANS = {  # columns that are means over steps, and of which series
+    "reward, all steps": "reward",
+    "mean |Δlogprob|": "gap",
+    "k3 KL": "k3",
+    "effective sample size": "ess",
+    "extreme tokens": "extreme",
+    "entropy, all steps": "entropy",
+    "sampler's entropy": "sampled",
+    "staleness": "staleness",
+}
+
+
 def summary(found: dict[str, Any]) -> dict[str, float]:
-    """The numbers of one run."""
+    """The numbers of one run, by column."""
     norms = np.array(found["grad_norm"])
     rows = {
         "largest grad norm": float(norms.max()),
@@ -150,21 +168,10 @@ def summary(found: dict[str, Any]) -> dict[str, float]:
     }
     if found["diverged"]:
         return rows
-    held_out = [
-        value["reward"] for _, value in sorted((int(k), v) for k, v in found["evaluations"].items())
-    ]
-    return rows | {
-        "held-out reward": held_out[-1],
-        "reward, all steps": float(np.mean(found["reward"])),
-        "mean |Δlogprob|": float(np.mean(found["gap"])),
-        "k3 KL": float(np.mean(found["k3"])),
-        "effective sample size": float(np.mean(found["ess"])),
-        "extreme tokens": float(np.mean(found["extreme"])) if "extreme" in found else 0.0,
-        "entropy, all steps": float(np.mean(found["entropy"])),
-        "entropy, last steps": float(np.mean(found["entropy"][-LAST:])),
-        "staleness": float(np.mean(found["staleness"])),
-        "step time, s": float(np.median(found["seconds"])),
-    }
+    last = max(found["evaluations"], key=int)
+    rows["held-out reward"] = found["evaluations"][last]["reward"]
+    rows["entropy, last steps"] = float(np.mean(found["entropy"][-LAST:]))
+    return rows | {name: float(np.mean(found[series])) for name, series in MEANS.items()}
 
 
 def show(grid: Experiment, jobs: list[Job]) -> Iterator[str]:
@@ -193,7 +200,11 @@ def show(grid: Experiment, jobs: list[Job]) -> Iterator[str]:
 
 def _of(arm: Arm, jobs: list[Job]) -> dict[int, dict[str, float]]:
     own = [job for job in jobs if job.arm == arm and job.result.exists()]
-    return {job.seed: summary(json.loads(job.result.read_text())) for job in own}
+    found = {job: json.loads(job.result.read_text()) for job in own}
+    for job, run in found.items():
+        if run["overrides"] != job.overrides:
+            raise SystemExit(f"{job.result} is of another arm; move it away and run it again")
+    return {job.seed: summary(run) for job, run in found.items()}
 
 
 Both = list[tuple[dict[str, float], dict[str, float]]]  # runs and their controls

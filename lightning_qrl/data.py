@@ -144,6 +144,10 @@ class RolloutData(L.LightningDataModule):
             spares = (prompts[rank::world] for prompts in self.spare_prompts(phase))
             experience = module.collect(prompts, phase, spares)
         updates = self._updates(self._chosen(experience), phase)
+        first_pass = [
+            index.tensor_split(self.micro_batches) for index in updates[: self.minibatches]
+        ]
+        experience = module.anchored(experience, [part for parts in first_pass for part in parts])
         batches = split_for_updates(experience, updates, self.micro_batches, world)
         return DataLoader(cast("torch.utils.data.Dataset[Experience]", batches), batch_size=None)
 

@@ -223,19 +223,25 @@ class GRPOModule(PolicyModule):
             with self.step_metrics.timed("ref"), self.trainer.precision_plugin.forward_context():
                 temperature, device = self.engine.temperature, self.device
                 experience = self.reference.score(experience, temperature, device)
-        if self.objective.corrections.wants_proximal(self.loss, self.regime.updates):
-            experience = self._with_proximal(experience)
         return experience
 
-    def _with_proximal(self, experience: Experience) -> Experience:
-        """The rollout with the trainer's own log-probabilities, before its first update."""
+    def anchored(self, experience: Experience, parts: Sequence[Tensor]) -> Experience:
+        """The rollout with the trainer's own log-probabilities, where a correction needs them.
+
+        Args:
+            experience: a rollout, before its first update.
+            parts: indices of the micro-batches of the first pass over it. They are scored as they
+                will be trained on: one scale for a tensor makes numbers depend on the batch.
+        """
+        if not self.objective.corrections.wants_proximal(self.loss, self.regime.updates):
+            return experience
         with (
             self.step_metrics.timed("old_log_prob"),
             self.trainer.precision_plugin.forward_context(),
             self.plan.holding(),
         ):
             temperature, device = self.engine.temperature, self.device
-            proximal_BS = self.scorer.in_parts(experience, temperature, device)
+            proximal_BS = self.scorer.in_parts(experience, temperature, device, parts)
         return replace(experience, proximal_BS=proximal_BS)
 
     def _describe(self, groups: Groups) -> dict[str, Metric]:

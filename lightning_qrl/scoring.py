@@ -15,7 +15,7 @@ B completions, T tokens, S = T - 1 predictions, D distinct rows, U distinct prom
 prompt, R rows of similar length, C the longest of them, N sampled tokens, H hidden, Y symbols.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -103,16 +103,24 @@ class Scorer:
         return Scores(logprobs_BS, entropy_BS, collision_BS, head_BSK)
 
     @torch.no_grad()
-    def in_parts(self, experience: Experience, temperature: float, device: torch.device) -> Tensor:
-        """Log-probabilities of a whole rollout, float32 [B, S], on the experience's device.
+    def in_parts(
+        self,
+        experience: Experience,
+        temperature: float,
+        device: torch.device,
+        parts: Sequence[Tensor] | None = None,
+    ) -> Tensor:
+        """Log-probabilities of a rollout, float32 [B, S], on the experience's device.
 
         Args:
             experience: a rollout, on any device.
             temperature: divides the logits.
             device: where to compute.
+            parts: completions (int64 indices) that are scored at one time, where a token's numbers
+                depend on those beside it; by default some at a time. What is in none stays 0.
         """
         logprobs_BS = torch.zeros_like(experience.logprobs_BS)
-        for index in torch.split(torch.arange(len(experience)), ROWS):
+        for index in parts or torch.split(torch.arange(len(experience)), ROWS):
             part = self(experience.take(index).to(device), temperature).logprobs
             logprobs_BS[index, : part.shape[1]] = part.to(logprobs_BS.device)
         return logprobs_BS

@@ -7,6 +7,7 @@ import pytest
 import torch
 from grpo_parts import Watched, data_of, module_of
 
+from callbacks.forward_quantization import ForwardQuantization
 from callbacks.masked_importance_sampling import MaskedImportanceSampling
 from callbacks.rejection_sampling import RejectionSampling
 from callbacks.truncated_importance_sampling import TruncatedImportanceSampling
@@ -148,3 +149,21 @@ def test_three_updates_on_a_rollout_replayed_with_the_weights_of_each(
         assert math.isfinite(want)
     moved = [m["rollout_corr/rollout_is_max"] for m in recorder.steps]
     assert (max(moved) > 1.02) == (not loss.uses_ratio)  # only what moves is cut
+
+
+def test_before_the_first_update_the_losses_ratio_is_one_whatever_a_number_depends_on(
+    train, recorder
+):
+    """One scale for a tensor: a token's numbers depend on those that are computed with it."""
+    train(
+        2,
+        ForwardQuantization("nvfp4", outer_scale="tensor"),
+        TruncatedImportanceSampling(),
+        minibatches=2,
+        micro_batches=3,
+    )
+    first, second = (m for _, m in recorder.records if "train/importance_ratio/min" in m)
+    for end in ("min", "max"):
+        assert first[f"train/importance_ratio/{end}"] == 1.0
+        assert second[f"train/importance_ratio/{end}"] != 1.0
+        assert first[f"train/sampling/importance_sampling_ratio/{end}"] != 1.0
