@@ -34,7 +34,7 @@ from lightning_qrl.asynchrony.settings import Asynchrony
 from lightning_qrl.seeding import derive_seed
 
 TICKS = 1_000_000  # of the clock in the time of an optimizer step
-TRIED = 1000  # phases in which a constant lag has built up, or never will
+PHASES, GROUPS = 500, 50_000  # that are tried, after the ramp; at most so many are started
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ class Schedule:
         self._running: list[_Running] = []
         self._queue: list[_Running] = []
         self._returned: list[tuple[int, int]] = []  # prompts of discarded groups, and attempts
-        self._started = self._numbers = self._discarded = 0
+        self.started = self._numbers = self._discarded = 0
 
     def window(self, first: int) -> list[Phase]:
         """Phase ``first`` and the ``reach`` phases after it; ``first`` may not go back.
@@ -134,7 +134,7 @@ class Schedule:
         These are all that can train on tokens that the weights of phase ``first`` sample.
         """
         while self._begun <= first + self.reach:
-            self._window.append(self._next_phase())
+            self._window.append(self.next_phase())
         while self._window[0].number < first:
             self._window.popleft()
         assert self._window[0].number == first, "a schedule is read forwards"
@@ -146,7 +146,7 @@ class Schedule:
         ahead = (group for later in self.window(phase) for group in later.groups)
         return [(g, span) for g in ahead for span in g.spans if span.version == version]
 
-    def _next_phase(self) -> Phase:
+    def next_phase(self) -> Phase:
         """Let time pass until the trainer takes its next groups."""
         while True:
             self._end_phase()
@@ -198,9 +198,9 @@ class Schedule:
             number, attempt = self._numbers, 0
             self._numbers += 1
         end, version = self._now + self._duration(number, attempt), self._syncs[-1][1]
-        group = _Running(end, self._started, self._now, number, attempt, version)
+        group = _Running(end, self.started, self._now, number, attempt, version)
         heapq.heappush(self._running, group)
-        self._idle, self._started = self._idle - 1, self._started + 1
+        self._idle, self.started = self._idle - 1, self.started + 1
         return True
 
     def _duration(self, number: int, attempt: int) -> int:
@@ -234,10 +234,12 @@ class Schedule:
 
 
 def check_reach(asynchrony: Asynchrony, groups: int, updates: int) -> None:
-    """Raise ValueError where no group can ever be as old as is allowed.
+    """Raise ValueError where no group gets as old as is allowed.
 
-    With equal completion times the schedule is certain, so it is tried; with unequal ones the tail
-    of their distribution reaches anything.
+    Without completion times the lag is known: until the first group of new weights has passed the
+    queue, each phase trains on groups of version 0. With them the schedule is tried, with a seed
+    that is no run's, so that no run is refused for its seed. One of very many groups is too long to
+    try, and is believed.
 
     Args:
         asynchrony: the knobs.
@@ -247,22 +249,36 @@ def check_reach(asynchrony: Asynchrony, groups: int, updates: int) -> None:
     if not asynchrony.max_staleness:
         return
     asynchrony.check(updates)
-    if asynchrony.completion_time_spread:
-        return
+    allowed, odd = divmod(asynchrony.max_staleness, updates)
     samplers = asynchrony.samplers or groups
+    if asynchrony.completion_time:
+        oldest = _oldest(asynchrony, groups, samplers, updates)
+    else:
+        behind = asynchrony.depth(updates) + asynchrony.weight_sync_every - 1
+        oldest = min(allowed, behind)
+    if oldest < allowed or odd:
+        raise ValueError(
+            f"max_staleness={asynchrony.max_staleness} is out of reach: the oldest group that is "
+            f"trained on is {oldest * updates} versions old; set max_staleness={oldest * updates}, "
+            f"or let more groups wait (queue_depth={asynchrony.depth(updates)}, "
+            f"samplers={samplers}), or let them take longer "
+            f"(completion_time={asynchrony.completion_time:g})"
+        )
+
+
+def _oldest(asynchrony: Asynchrony, groups: int, samplers: int, updates: int) -> int:
+    """Phases that the oldest group of many is behind, as far as that matters."""
+    seed = derive_seed(0, "reach")
     schedule = Schedule(
-        asynchrony, groups=groups, samplers=samplers, updates=updates, tokens=1, seed=0
+        asynchrony, groups=groups, samplers=samplers, updates=updates, tokens=1, seed=seed
     )
     oldest = 0
-    for number in range(TRIED):
-        phase = schedule.window(number)[0]
-        ages = (number * updates - group.spans[0].version for group in phase.groups)
+    for number in range(schedule.reach + PHASES):
+        if schedule.started > GROUPS:
+            return schedule.reach
+        phase = schedule.next_phase()
+        ages = (number - group.spans[0].version // updates for group in phase.groups)
         oldest = max(oldest, *ages)
-        if oldest == asynchrony.max_staleness:
-            return
-    raise ValueError(
-        f"max_staleness={asynchrony.max_staleness} is out of reach: the oldest group that is ever "
-        f"trained on is {oldest} versions old; set max_staleness={oldest}, or let more groups wait "
-        f"(queue_depth={asynchrony.depth(updates)}, samplers={samplers}), or let them take longer "
-        f"(completion_time={asynchrony.completion_time})"
-    )
+        if oldest == schedule.reach:
+            break
+    return oldest

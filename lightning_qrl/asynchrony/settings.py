@@ -5,8 +5,16 @@ optimizer step takes. ``max_staleness: 0`` is the synchronous trainer, for which
 keys means anything; so it is refused.
 """
 
-import math
 from dataclasses import dataclass, fields
+
+ROLLOUTS = 1000  # that may wait, at most
+LIMITS = {  # so that a schedule is tried in a second, and its clock counts what a float tells apart
+    "queue_depth": (1, ROLLOUTS),
+    "weight_sync_every": (1, ROLLOUTS),
+    "samplers": (1, 10_000),
+    "completion_time": (0, 1_000_000),
+    "completion_time_spread": (0, 10),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,14 +46,12 @@ class Asynchrony:
     completion_time_spread: float = 0.0
 
     def __post_init__(self) -> None:
-        lowest = {"max_staleness": 0, "queue_depth": 1, "weight_sync_every": 1, "samplers": 1}
-        for name, least in lowest.items():
+        if self.max_staleness < 0:
+            raise ValueError(f"max_staleness must be at least 0, got {self.max_staleness}")
+        for name, (least, most) in LIMITS.items():
             value = getattr(self, name)
-            if value is not None and value < least:
-                raise ValueError(f"{name} must be at least {least}, got {value}")
-        for name in ("completion_time", "completion_time_spread"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be finite and at least 0, got {getattr(self, name)}")
+            if value is not None and not least <= value <= most:
+                raise ValueError(f"{name} must be at least {least} and at most {most}, got {value}")
         self._refuse_idle()
 
     def _refuse_idle(self) -> None:
@@ -70,6 +76,11 @@ class Asynchrony:
         Args:
             updates: versions that one phase of training adds.
         """
+        if self.max_staleness > ROLLOUTS * updates:
+            raise ValueError(
+                f"max_staleness={self.max_staleness} is more than {ROLLOUTS} rollouts of {updates} "
+                f"updates; set it to at most {ROLLOUTS * updates}"
+            )
         if 0 < self.max_staleness < updates:
             raise ValueError(
                 f"max_staleness={self.max_staleness} is less than the {updates} updates on one "
