@@ -13,10 +13,10 @@ K equal stages: sigma_0 = 0, then from sigma_start to sigma_end in a geometric s
 
 That is what the authors' code does; in their paper the exponent's denominator is K - 1, so that
 sigma_end is not reached by one stage. Z is drawn once for each version of the weights, as in their
-code (in their paper: at each forward pass), from a seed of its own, the same on all ranks: a
-version is one policy, whatever the ranks. Their code noises every norm, and adds to what it added
-before where the sampler's norms are not loaded anew; here w is saved, and put back bit for bit
-whatever happens in between, so that trainer, evaluation and checkpoints never see Z.
+code (in their paper: at each forward pass), from a seed of its own, the same on all ranks. Their
+code noises every norm, and adds to what it added before where the sampler's norms are not loaded
+anew; here w is saved, and put back bit for bit whatever happens, so that trainer, evaluation and
+checkpoints never see Z.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,12 +25,14 @@ from contextlib import contextmanager
 import lightning as L
 import torch
 from torch.optim import Optimizer
+from transformers import PreTrainedModel
 from typing_extensions import override
 
 from callbacks.base import Named, grpo_module
 from lightning_qrl.errors import UserError
 from lightning_qrl.grpo import GRPOModule
 from lightning_qrl.metrics import Metric
+from lightning_qrl.policy_module import PolicyModule
 from lightning_qrl.precision.norms import feeding_norms
 from lightning_qrl.seeding import derive_seed
 
@@ -46,6 +48,8 @@ class AdaptiveQuantizationNoise(Named):
     Raises:
         ValueError: an argument is out of range.
     """
+
+    single = True
 
     def __init__(
         self, sigma_start: float = 1e-2, sigma_end: float = 1e-4, stages: int = 10
@@ -64,17 +68,25 @@ class AdaptiveQuantizationNoise(Named):
     def sigma(self, step: int, max_steps: int) -> float:
         """The standard deviation after ``step`` optimizer steps of ``max_steps``."""
         stage = min(step * self.stages // max_steps, self.stages - 1)
-        if stage == 0:
-            return 0.0
         decay: float = (self.sigma_end / self.sigma_start) ** ((stage - 1) / (self.stages - 2))
-        return self.sigma_start * decay
+        return self.sigma_start * decay if stage else 0.0
+
+    def check_trainer(self, trainer: L.Trainer) -> None:
+        """Raise UserError where not every stage would have a step."""
+        if trainer.max_steps < self.stages:
+            steps = f"trainer.max_steps={trainer.max_steps}"
+            raise UserError(f"{steps} is less than its stages={self.stages}; lower these")
+
+    def check_policy(self, module: PolicyModule, skeleton: PreTrainedModel) -> None:
+        """Raise UserError where nothing is sampled to be trained on."""
+        if not isinstance(module, GRPOModule):
+            raise UserError("only GRPO has rollouts to be sampled with noise; take it out")
 
     @override
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         # the first rollout is sampled before training is said to start
         module = grpo_module(pl_module, self)
-        if trainer.max_steps < 1:
-            raise UserError(f"{self.handle}: its stages are parts of trainer.max_steps; set it")
+        self.check_trainer(trainer)
         try:
             weights = list(feeding_norms(module.model).values())
         except ValueError as error:
@@ -88,9 +100,6 @@ class AdaptiveQuantizationNoise(Named):
     def _noise(self, module: GRPOModule, weights: Sequence[torch.Tensor]) -> Iterator[None]:
         step = module.global_step
         self._sampled_with = sigma = self.sigma(step, module.trainer.max_steps)
-        if not sigma:
-            yield
-            return
         draws = torch.Generator().manual_seed(derive_seed(module.seed, "aqn", step))
         saved = [weight.detach().clone() for weight in weights]
         try:

@@ -2,7 +2,7 @@
 
 import re
 from abc import ABC, abstractmethod
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import lightning as L
 from typing_extensions import override
@@ -18,6 +18,8 @@ M = TypeVar("M", bound=L.LightningModule)
 
 class Named(L.Callback):
     """A callback that messages and tables call by its `handle`, its key in the recipe."""
+
+    single: ClassVar[bool] = False  # two of it would undo or double each other
 
     def __init__(self) -> None:
         self.handle = snake_case(type(self).__name__)

@@ -39,6 +39,8 @@ class FP16(PrecisionCallback, StepCallback):
         ValueError: an argument is out of range.
     """
 
+    single = True
+
     def __init__(
         self,
         where: str = "linears",

@@ -34,6 +34,9 @@ from lightning_qrl.routing import Routers
 class RouterReplay(Named):
     """Replays the sampler's choice of experts in the trainer."""
 
+    single = True
+    replays_routes = True
+
     def check_policy(self, module: PolicyModule, skeleton: PreTrainedModel) -> None:
         """Raise UserError where the policy has no routers, or some that cannot be replayed."""
         if not isinstance(module, GRPOModule):
@@ -48,7 +51,7 @@ class RouterReplay(Named):
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         module = grpo_module(pl_module, self)
         self.check_policy(module, module.policy.skeleton())
-        module.replays_routes = True
+        module.replays_routes = self.replays_routes
         module.around_rollouts["routes"] = partial(recording_routes, module.engine)
 
     @override

@@ -3,8 +3,9 @@
 `lightning_qrl.corrections.centering` has the equations. It is a cure beside importance weights, not
 instead of them: with `truncated_importance_sampling` (or `masked_importance_sampling`) on the level
 of tokens it centers the weighted score, the paper's SC+TIS; take either line out, and the other is
-left. It needs one update on a rollout, except with the loss `reinforce`, and sampling from the
-whole distribution.
+left. Like these it takes the sampler's ratio out of the loss, whose own is then that to the policy
+before the first update. It needs one update on a rollout, except with the loss `reinforce`, and
+sampling from the whole distribution.
 """
 
 from typing_extensions import override
@@ -23,6 +24,8 @@ class ScoreCentering(CorrectionCallback):
     Raises:
         ValueError: the head is empty.
     """
+
+    single = True
 
     def __init__(self, head: int = 128) -> None:
         super().__init__()

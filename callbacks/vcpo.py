@@ -42,6 +42,8 @@ class VCPO(CorrectionCallback):
         ValueError: an argument is out of range.
     """
 
+    single = True
+
     def __init__(
         self,
         base: float = 1.0,

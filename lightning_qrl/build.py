@@ -158,7 +158,7 @@ def _trainer_args(recipe: Recipe) -> dict[str, Any]:
 
 
 def _make_callbacks(recipe: Recipe) -> dict[str, L.Callback]:
-    made = {}
+    made: dict[str, L.Callback] = {}
     for key, given in recipe.values["callbacks"].items():
         path = f"callbacks.{key}"
         if not isinstance(given, dict):
@@ -168,6 +168,11 @@ def _make_callbacks(recipe: Recipe) -> dict[str, L.Callback]:
         callback = make(recipe, path, target, args)
         if hasattr(callback, "handle"):
             callback.handle = key
+        if getattr(target, "single", False):
+            for other, of_a_kind in made.items():
+                if type(of_a_kind) is target:
+                    message = f"callbacks.{other} is one too, and two undo or double each other"
+                    raise recipe.error(path, f"{message}; take either out")
         made[key] = callback
     return made
 

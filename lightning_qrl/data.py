@@ -26,7 +26,7 @@ from typing_extensions import override
 
 from lightning_qrl.advantages import highest
 from lightning_qrl.advantages import leverage as leverage_of
-from lightning_qrl.asynchrony.pipeline import Pipeline
+from lightning_qrl.asynchrony.pipeline import Pipeline, check_queue
 from lightning_qrl.asynchrony.schedule import Schedule
 from lightning_qrl.asynchrony.settings import Asynchrony
 from lightning_qrl.errors import UserError
@@ -129,7 +129,7 @@ class RolloutData(L.LightningDataModule):
         assert self.trainer is not None
         module = cast(GRPOModule, self.trainer.lightning_module)
         rank, world = self.trainer.global_rank, self.trainer.world_size
-        self._check_ranks(world)
+        self.check_ranks(world)
         phase, within = divmod(self.trainer.global_step, self.updates_per_rollout)
         if within:
             raise UserError(
@@ -137,7 +137,7 @@ class RolloutData(L.LightningDataModule):
                 "on a rollout; resume from one written at the end of an epoch"
             )
         if self.asynchrony.max_staleness:
-            pipeline = self._pipeline_at(phase, module.engine.max_new_tokens)
+            pipeline = self._pipeline_at(phase, module)
             experience = module.collect(pipeline.prompts(phase), phase, (), pipeline)
         else:
             prompts = self.phase_prompts(phase)[rank::world]
@@ -151,7 +151,7 @@ class RolloutData(L.LightningDataModule):
         batches = split_for_updates(experience, updates, self.micro_batches, world)
         return DataLoader(cast("torch.utils.data.Dataset[Experience]", batches), batch_size=None)
 
-    def _pipeline_at(self, phase: int, tokens: int) -> Pipeline:
+    def _pipeline_at(self, phase: int, module: GRPOModule) -> Pipeline:
         """The pipeline; a new one where a run begins or goes on from a checkpoint."""
         if self._pipeline is None or phase == 0:
             assert self.trainer is not None
@@ -161,7 +161,7 @@ class RolloutData(L.LightningDataModule):
                 groups=self.prompts_per_rollout // world,
                 samplers=self._samplers // world,
                 updates=self.updates_per_rollout,
-                tokens=tokens,
+                tokens=module.engine.max_new_tokens,
                 seed=self.seed,
             )
             self._pipeline = Pipeline(
@@ -170,7 +170,8 @@ class RolloutData(L.LightningDataModule):
                 lambda number: self.prompts[self._index(number * world + rank)],
             )
             if phase:
-                self._pipeline.load_state_dict(self._queue_of(rank, world))
+                check_queue(self._restored, self._filled_with(), world)
+                self._pipeline.load_state_dict(self._restored["queues"][rank])
         return self._pipeline
 
     @override
@@ -182,35 +183,34 @@ class RolloutData(L.LightningDataModule):
         queues: list[Any] = [self._pipeline.state_dict()] * self.trainer.world_size
         if self.trainer.world_size > 1:
             torch.distributed.all_gather_object(queues, queues[0])
-        return {"rollout": self._settings(), "queues": queues}
+        return {"filled_with": self._filled_with(), "queues": queues}
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        assert self.trainer is not None
         self._pipeline, self._restored = None, state_dict
-        for key, value in self._settings().items():
-            before = state_dict["rollout"].get(key)
-            if value != before:
-                raise UserError(
-                    f"the checkpoint's queue was filled with {key}={before}, now it is {value}; "
-                    "resume with the same, or start anew"
-                )
+        check_queue(state_dict, self._filled_with(), self.trainer.world_size)
 
-    def _settings(self) -> dict[str, Any]:
-        """What the schedule and the contents of the queue depend on."""
+    def _filled_with(self) -> dict[str, Any]:
+        assert self.trainer is not None
+        module = cast(GRPOModule, self.trainer.lightning_module)
+        head, routes = module.objective.corrections.head, module.replays_routes
+        return self.queue_settings(module.engine.max_new_tokens, head, routes)
+
+    def queue_settings(self, tokens: int, head: int, routes: bool) -> dict[str, Any]:
+        """What the contents of the queue depend on, by the names that a user knows.
+
+        Args:
+            tokens: length limit of a completion.
+            head: likeliest tokens that the sampler tells the log-probabilities of.
+            routes: whether it tells the experts that tokens went to.
+        """
         own = ("group_size", "prompts_per_rollout", "minibatches", "num_iterations", "seed")
-        return asdict(self.asynchrony) | {name: getattr(self, name) for name in own}
+        told = {"max_new_tokens": tokens, "score_centering.head": head, "router_replay": routes}
+        return asdict(self.asynchrony) | {name: getattr(self, name) for name in own} | told
 
-    def _queue_of(self, rank: int, world: int) -> dict[str, Any]:
-        queues = self._restored.get("queues", [])
-        if len(queues) != world:
-            raise UserError(
-                f"the checkpoint has the queues of {len(queues)} ranks, and there are {world}; "
-                "resume with as many, or start anew (0: its run had rollout.max_staleness=0)"
-            )
-        queue: dict[str, Any] = queues[rank]
-        return queue
-
-    def _check_ranks(self, world: int) -> None:
+    def check_ranks(self, world: int) -> None:
+        """Raise UserError where so many ranks could not have equal shares."""
         share = self.prompts_per_rollout // world * self.group_size
         if self.prompts_per_rollout % world or share % (self.minibatches * self.micro_batches):
             raise UserError(

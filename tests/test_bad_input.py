@@ -102,6 +102,42 @@ def test_router_replay_without_rollouts(refused):
     )
 
 
+NOISE = "callbacks.adaptive_quantization_noise={}"
+RANKS = ["trainer.devices=2", "trainer.strategy=ddp", "trainer.accelerator=cpu"]
+CONTRADICTIONS = [
+    ("warmup", [NOISE], "callbacks.adaptive_quantization_noise: only GRPO has rollouts"),
+    ("base", [NOISE, "trainer.max_steps=9"], "trainer.max_steps=9 is less than its stages=10"),
+    (
+        "base",
+        [*RANKS, "rollout.max_staleness=2", "rollout.completion_time=1.0", "rollout.samplers=33"],
+        "samplers=33 does not divide into 2 ranks",
+    ),
+    (
+        "base",
+        [*RANKS, "callbacks.vcpo={}", "grpo.prompts_per_rollout=2"]
+        + ["trainer.accumulate_grad_batches=2"],
+        "callbacks.vcpo.baseline: it needs whole groups",
+    ),
+    (
+        "base",
+        ["rollout.max_staleness=4", "rollout.completion_time=1.0e+308"],
+        "completion_time must be at least 0 and at most 1000000",
+    ),
+]
+
+
+@pytest.mark.parametrize(("recipe", "overrides", "says"), CONTRADICTIONS)
+def test_what_does_not_go_together(refused, recipe, overrides, says):
+    assert says in refused("fit", "-r", recipe, RANDOM, *overrides)
+
+
+@pytest.mark.parametrize("command", [["plan", "-r"], ["recipes", "validate"]])
+def test_the_commands_that_only_look_ask_for_a_trainer_too(refused, command):
+    half = ["callbacks.fp16={}", "trainer.precision=bf16-mixed"]
+    assert "callbacks.fp16: emulates FP16 on FP32" in refused(*command, "base", *half)
+    assert "trainer.precision: expected" in refused(*command, "base", "trainer.precision=64-true")
+
+
 @pytest.mark.parametrize(
     "command", [["fit", "--dry-run", "-r"], ["plan", "-r"], ["recipes", "validate"]]
 )

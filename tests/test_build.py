@@ -58,6 +58,28 @@ def test_a_callback_of_another_package_and_a_second_one_of_ours():
     assert any("wider_tail" in names for names in kept)
 
 
+ONCE = {
+    "score_centering": "score_centering.ScoreCentering",
+    "vcpo": "vcpo.VCPO",
+    "adaptive_quantization_noise": "adaptive_quantization_noise.AdaptiveQuantizationNoise",
+    "fp16": "fp16.FP16",
+    "router_replay": "router_replay.RouterReplay",
+}
+
+
+@pytest.mark.parametrize("key", ONCE)
+def test_a_second_one_that_would_undo_or_double_the_first_is_refused(key):
+    second = f"callbacks.twin._target_=callbacks.{ONCE[key]}"
+    message = failure(f"callbacks.{key}={{}}", second, recipe="base")
+    assert f"callbacks.twin: callbacks.{key} is one too" in message
+
+
+def test_a_second_one_that_adds_to_the_first_is_built():
+    second = "{_target_: callbacks.rejection_sampling.RejectionSampling, level: geometric}"
+    given = ["callbacks.rejection_sampling={}", f"callbacks.more={second}"]
+    assert {"rejection_sampling", "more"} <= build(load_recipe("base", given)).callbacks.keys()
+
+
 def test_a_callback_in_the_working_directory_is_found(tmp_path, monkeypatch):
     (tmp_path / "qrl_test_callback.py").write_text(
         "import lightning as L\nclass Mine(L.Callback):\n    pass\n"

@@ -71,8 +71,8 @@ def test_numbers_that_do_not_go_together(wrong, says):
 
 def test_ranks_need_equal_shares():
     data = RolloutData(SEVEN, group_size=2, prompts_per_rollout=6, micro_batches=4)
-    data._check_ranks(1)
+    data.check_ranks(1)
     with pytest.raises(UserError, match="does not give 2 ranks equal shares"):
-        data._check_ranks(2)
+        data.check_ranks(2)
     with pytest.raises(UserError, match="does not give 4 ranks equal shares"):
-        RolloutData(SEVEN, group_size=2, prompts_per_rollout=6)._check_ranks(4)
+        RolloutData(SEVEN, group_size=2, prompts_per_rollout=6).check_ranks(4)

@@ -7,11 +7,12 @@ are these weights' own. A completion goes on from its prompt and the tokens it h
 is computed again under the new weights: what engines call recomputing the key-value cache. Groups
 that will be discarded are never sampled.
 
-So asynchrony costs no memory but that of the tokens that wait, and a run of it costs what a
-synchronous one does. What waits is part of a checkpoint.
+So asynchrony costs no memory but that of the tokens that wait, and of time the sampling of what is
+left in the queue when a run ends: a phase costs what a synchronous one does, save for the first,
+which fills the queue. What waits is part of a checkpoint.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Protocol, TypeVar
 
@@ -74,19 +75,11 @@ class Pipeline:
 
         Returns:
             G completions of each of its `prompts`, those of one prompt side by side.
-
-        Raises:
-            UserError: a group is missing, that an earlier phase should have sampled.
         """
         work = self._schedule.work(phase)
         self._begin([(g, s) for g, s in work if not s.begin], sample, derive_seed(seed, "begin"))
         self._go_on([(g, s) for g, s in work if s.begin], sample, derive_seed(seed, "go on"))
         groups = self._schedule.window(phase)[0].groups
-        if any(group.number not in self._held for group in groups):
-            raise UserError(
-                "the checkpoint lacks completions that wait in the queue: it is of a run with "
-                "rollout.max_staleness=0; resume with that, or start anew"
-            )
         return [completion for group in groups for completion in self._held.pop(group.number)]
 
     def _begin(self, work: Sequence[tuple[Group, Span]], sample: Sampler, seed: int) -> None:
@@ -122,23 +115,35 @@ class Pipeline:
         return {
             "numbers": torch.tensor(list(self._held)),
             "completions": pack(completions),
-            "tokens": self._schedule.tokens,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what waited.
-
-        Raises:
-            UserError: it was sampled with another length limit.
-        """
-        if state["tokens"] != self._schedule.tokens:
-            raise UserError(
-                f"the checkpoint's queue was filled with max_new_tokens={state['tokens']}, now it "
-                f"is {self._schedule.tokens}; resume with the same, or start anew"
-            )
+        """Take over what waited."""
         numbers = state["numbers"].tolist()
         completions = iter(unpack(state["completions"], len(numbers) * self._each))
         self._held = {number: list(islice(completions, self._each)) for number in numbers}
+
+
+def check_queue(stored: Mapping[str, Any], settings: Mapping[str, Any], ranks: int) -> None:
+    """Raise UserError where a run cannot go on with the queue of a checkpoint.
+
+    Args:
+        stored: what `RolloutData.state_dict` gave; empty of a synchronous run.
+        settings: what the run's own queue would be filled with.
+        ranks: the run's.
+    """
+    before = stored.get("filled_with", {"max_staleness": 0})
+    for key in settings if stored else before:
+        if settings[key] != before.get(key):
+            raise UserError(
+                f"the checkpoint's queue was filled with {key}={before.get(key)}, now it is "
+                f"{settings[key]}; resume with the same, or start anew"
+            )
+    if stored and len(stored["queues"]) != ranks:
+        raise UserError(
+            f"the checkpoint has the queues of {len(stored['queues'])} ranks, and there are "
+            f"{ranks}; resume with as many, or start anew"
+        )
 
 
 def flow_metrics(waiting: int = 0, discarded: int = 0, waited: float = 0.0) -> dict[str, Metric]:

@@ -27,14 +27,14 @@ import heapq
 import math
 import random
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from lightning_qrl.asynchrony.settings import Asynchrony
 from lightning_qrl.seeding import derive_seed
 
 TICKS = 1_000_000  # of the clock in the time of an optimizer step
-PHASES, GROUPS = 500, 50_000  # that are tried, after the ramp; at most so many are started
+PHASES, GROUPS = 500, 40_000  # that are tried, after the ramp; at most so many are started
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +98,7 @@ class Schedule:
 
     Attributes:
         reach: phases that a group can be behind.
+        started: groups that samplers have begun with.
 
     Raises:
         ValueError: the trainer would wait for ever, or nothing could be stale.
@@ -125,6 +126,7 @@ class Schedule:
         self._syncs = [(0, 0)]  # when samplers got which version
         self._running: list[_Running] = []
         self._queue: list[_Running] = []
+        self._judged = 0  # the first of them, which are young enough for the phase that is next
         self._returned: list[tuple[int, int]] = []  # prompts of discarded groups, and attempts
         self.started = self._numbers = self._discarded = 0
 
@@ -161,7 +163,7 @@ class Schedule:
 
     def _end_phase(self) -> None:
         if self._ended < self._begun and self._now == self._free:
-            self._ended += 1
+            self._ended, self._judged = self._ended + 1, 0
             if self._ended % self.asynchrony.weight_sync_every == 0:
                 self._syncs.append((self._now, self._ended * self.updates))
 
@@ -172,14 +174,21 @@ class Schedule:
 
     def _discard(self) -> None:
         oldest = self._ended * self.updates - self.asynchrony.max_staleness
-        for late in (group for group in self._queue if group.version < oldest):
-            heapq.heappush(self._returned, (late.number, late.attempt + 1))
-            self._discarded += 1
-        self._queue = [group for group in self._queue if group.version >= oldest]
+        if oldest <= 0:
+            return
+        kept = []
+        for group in self._queue[self._judged :]:
+            if group.version >= oldest:
+                kept.append(group)
+            else:
+                heapq.heappush(self._returned, (group.number, group.attempt + 1))
+                self._discarded += 1
+        self._queue[self._judged :] = kept
+        self._judged = len(self._queue)
 
     def _begin_phase(self) -> Phase:
         taken, waiting = self._queue[: self._groups], len(self._queue)
-        self._queue = self._queue[self._groups :]
+        del self._queue[: self._groups]
         groups = tuple(Group(g.number, self._spans(g)) for g in taken)
         waited = (self._now - self._free) / TICKS
         phase = Phase(self._begun, groups, waiting, self._discarded, waited)
@@ -228,6 +237,9 @@ class Schedule:
 
     def _forget_syncs(self) -> None:
         """Keep those that a group which is still at work, or waits, may have seen."""
+        if not self.asynchrony.in_flight_update:
+            del self._syncs[:-1]
+            return
         first = min((g.start for g in [*self._running, *self._queue]), default=self._now)
         while len(self._syncs) > 1 and self._syncs[1][0] <= first:
             del self._syncs[0]
@@ -253,13 +265,14 @@ def check_reach(asynchrony: Asynchrony, groups: int, updates: int) -> None:
     samplers = asynchrony.samplers or groups
     if asynchrony.completion_time:
         oldest = _oldest(asynchrony, groups, samplers, updates)
+        of_all = f"of the first {allowed + PHASES} rollouts"
     else:
         behind = asynchrony.depth(updates) + asynchrony.weight_sync_every - 1
-        oldest = min(allowed, behind)
+        oldest, of_all = min(allowed, behind), "of all"
     if oldest < allowed or odd:
         raise ValueError(
-            f"max_staleness={asynchrony.max_staleness} is out of reach: the oldest group that is "
-            f"trained on is {oldest * updates} versions old; set max_staleness={oldest * updates}, "
+            f"max_staleness={asynchrony.max_staleness} is out of reach: the oldest group "
+            f"{of_all} is {oldest * updates} versions old; set max_staleness={oldest * updates}, "
             f"or let more groups wait (queue_depth={asynchrony.depth(updates)}, "
             f"samplers={samplers}), or let them take longer "
             f"(completion_time={asynchrony.completion_time:g})"
@@ -268,9 +281,10 @@ def check_reach(asynchrony: Asynchrony, groups: int, updates: int) -> None:
 
 def _oldest(asynchrony: Asynchrony, groups: int, samplers: int, updates: int) -> int:
     """Phases that the oldest group of many is behind, as far as that matters."""
+    whole = replace(asynchrony, in_flight_update=False)  # a group is as old as its first token
     seed = derive_seed(0, "reach")
     schedule = Schedule(
-        asynchrony, groups=groups, samplers=samplers, updates=updates, tokens=1, seed=seed
+        whole, groups=groups, samplers=samplers, updates=updates, tokens=1, seed=seed
     )
     oldest = 0
     for number in range(schedule.reach + PHASES):

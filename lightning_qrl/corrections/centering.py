@@ -20,7 +20,8 @@ sg stops the gradient. f is the product of the token weights in the stack: besid
 `truncated_importance_sampling` this is the paper's SC+TIS, `masked_importance_sampling` makes its
 masked variant, alone f = 1. With f(r) = r, c has no gradient: exact importance sampling does not
 drift. A mass below `EPSILON` counts as `EPSILON`, so with the whole vocabulary in the head rho = 1;
-alpha sum_v p_v s_v is then 0 whatever alpha is.
+alpha sum_v p_v s_v is then 0 whatever alpha is. Where the trainer's tail alone is that small, and
+the sampler's is not, rho is held down, and the drift into the tail stays.
 
 What drift there was is measured as half the L1 norm of dc/dlogits, k_v = q_v f - alpha p_v:
 

@@ -9,47 +9,23 @@ import platform
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 import lightning as L
 import torch
 from lightning.pytorch.trainer.states import TrainerStatus
-from transformers import PreTrainedModel
 
 import lightning_qrl
-from lightning_qrl.arguments import REJECTED, make
+from lightning_qrl.arguments import make
 from lightning_qrl.build import Run, build
-from lightning_qrl.corrections.stack import Corrections, Corrects
-from lightning_qrl.data import RolloutData
-from lightning_qrl.errors import UserError
-from lightning_qrl.grpo import GRPOModule
 from lightning_qrl.launch.origin import Origin, check_origin, find_origin, same_run
 from lightning_qrl.launch.process import INTERRUPTED, TERMINATED, quiet, sigterm_exits, undisturbed
-from lightning_qrl.policy_module import PRECISIONS, PolicyModule
+from lightning_qrl.launch.rehearsal import check_trainer, make_trainer, rehearse
 from lightning_qrl.precision import PrecisionPlan
-from lightning_qrl.precision.backends import find_chip
-from lightning_qrl.precision.plan import Declares
 from lightning_qrl.recipe import Recipe
 from lightning_qrl.reports.plan import plan_columns, plan_text
 from lightning_qrl.tracking import MLflowRun, Status, git_tags
 
 __all__ = ["Origin", "Outcome", "check", "find_origin", "launch", "rehearse"]
-
-
-@runtime_checkable
-class ChecksTrainer(Protocol):
-    """A callback that works with some trainers only."""
-
-    def check_trainer(self, trainer: L.Trainer) -> None:
-        """Raise UserError where it does not work."""
-
-
-@runtime_checkable
-class ChecksPolicy(Protocol):
-    """A callback that works with some policies only."""
-
-    def check_policy(self, module: PolicyModule, skeleton: PreTrainedModel) -> None:
-        """Raise UserError where it does not work; the skeleton is on the meta device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,52 +49,6 @@ class Outcome:
     exit_code: int
 
 
-def rehearse(run: Run) -> PrecisionPlan:
-    """The committed plan of a run, worked out on the meta device, where the optimizer is tried too.
-
-    Raises:
-        UserError: a selector matches nothing, two callbacks disagree, there is no such schedule.
-    """
-    plan = PrecisionPlan()
-    for callback in run.callbacks.values():
-        if isinstance(callback, Declares):
-            callback.declare(plan)
-    skeleton = run.module.policy.skeleton()
-    try:
-        plan.commit(skeleton, find_chip(str(run.trainer_args.get("accelerator", "auto"))))
-    except UserError:
-        raise
-    except ValueError as error:
-        raise UserError(f"policy {run.module.policy.name}: {error}") from None
-    try:
-        settings, steps = run.module.optimizer_settings, run.trainer_args["max_steps"]
-        settings.build(skeleton, frozenset(), steps)
-    except REJECTED as error:
-        raise UserError(f"optimizer: {error}") from None
-    _rehearse_corrections(run)
-    for key, callback in run.callbacks.items():
-        if isinstance(callback, ChecksPolicy):
-            try:
-                callback.check_policy(run.module, skeleton)
-            except UserError as error:
-                raise UserError(f"callbacks.{key}: {error}") from None
-    return plan
-
-
-def _rehearse_corrections(run: Run) -> None:
-    """Find corrections that undo each other, or that nothing has a use for."""
-    correcting = {key: c for key, c in run.callbacks.items() if isinstance(c, Corrects)}
-    if correcting and not isinstance(run.module, GRPOModule):
-        raise UserError(f"callbacks.{next(iter(correcting))}: only GRPO has samples to correct")
-    if isinstance(run.module, GRPOModule) and isinstance(run.data, RolloutData):
-        corrections = Corrections()
-        for callback in correcting.values():
-            callback.correct(corrections)
-        regime = run.data.regime()
-        corrections.check(run.module.loss, regime.updates, regime.whole_groups)
-        corrections.check_engine(run.module.engine)
-
-
 def check(
     recipe: Recipe, origin: Origin | None = None
 ) -> tuple[Run, PrecisionPlan, MLflowRun, L.Trainer]:
@@ -129,20 +59,12 @@ def check(
     """
     run = build(recipe)
     plan = rehearse(run)
-    if origin is not None:
-        check_origin(origin, run)
     record = _make_record(recipe)
     with quiet():
         trainer = _make_trainer(run, record)
-    if trainer.precision not in PRECISIONS:
-        message = f"expected one of {', '.join(PRECISIONS)}, got {trainer.precision}"
-        raise recipe.error("trainer.precision", message)
-    for key, callback in run.callbacks.items():
-        if isinstance(callback, ChecksTrainer):
-            try:
-                callback.check_trainer(trainer)
-            except UserError as error:
-                raise recipe.error(f"callbacks.{key}", str(error)) from None
+    check_trainer(run, trainer)
+    if origin is not None:
+        check_origin(origin, run, trainer.world_size)
     return run, plan, record, trainer
 
 
@@ -227,18 +149,15 @@ def _start(
 
 
 def _make_trainer(run: Run, record: MLflowRun) -> L.Trainer:
-    """Lightning's Trainer of a run.
-
-    Raises:
-        UserError: its arguments do not fit one another or this machine.
-    """
     callbacks = list(run.callbacks.values())
-    folder = str(record.root)
-    args = {"enable_checkpointing": any(map(_is_checkpointing, callbacks)), **run.trainer_args}
-    try:
-        return L.Trainer(**args, callbacks=callbacks, logger=record, default_root_dir=folder)
-    except (*REJECTED, RuntimeError) as error:
-        raise UserError(f"trainer: {error}") from error
+    saves = run.trainer_args.get("enable_checkpointing", any(map(_is_checkpointing, callbacks)))
+    return make_trainer(
+        run,
+        enable_checkpointing=saves,
+        callbacks=callbacks,
+        logger=record,
+        default_root_dir=str(record.root),
+    )
 
 
 def _is_checkpointing(callback: L.Callback) -> bool:

@@ -6,8 +6,11 @@ from typing import Any
 
 import torch
 
+from lightning_qrl.asynchrony.pipeline import check_queue
 from lightning_qrl.build import Run
+from lightning_qrl.data import RolloutData
 from lightning_qrl.errors import UserError
+from lightning_qrl.launch.rehearsal import corrections_of, replays_routes
 from lightning_qrl.recipe import Recipe, recipe_from_yaml
 from lightning_qrl.tracking import MLflowRun
 
@@ -24,6 +27,7 @@ class Origin:
         run_id: the MLflow run that wrote it.
         step: optimizer steps that it has behind it.
         shapes: shape of every weight in it, by name.
+        queue: what waited for training when it was written (`RolloutData.state_dict`).
     """
 
     checkpoint: Path
@@ -31,6 +35,7 @@ class Origin:
     run_id: str
     step: int
     shapes: dict[str, tuple[int, ...]] = field(repr=False)
+    queue: dict[str, Any] = field(repr=False)
 
 
 def find_origin(resume: str, uri: str | None) -> Origin:
@@ -49,7 +54,8 @@ def find_origin(resume: str, uri: str | None) -> Origin:
         ours = saved["lightning_qrl"]
         recipe = recipe_from_yaml(ours["recipe"], ours["recipe_name"])
         shapes = {name: tuple(tensor.shape) for name, tensor in saved["state_dict"].items()}
-        return Origin(path, recipe, ours["run_id"], saved["global_step"], shapes)
+        queue = saved.get(RolloutData.__name__, {})  # so Lightning names it
+        return Origin(path, recipe, ours["run_id"], saved["global_step"], shapes, queue)
     except Exception as error:  # torch raises half a dozen kinds for a damaged file
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         reason = reason.partition(", please ")[0]  # torch's advice is for whoever wrote the file
@@ -70,8 +76,8 @@ def _newest_checkpoint(resume: str, uri: str | None) -> Path:
     return newest
 
 
-def check_origin(origin: Origin, run: Run) -> None:
-    """Fail before anything is written if a run cannot go on from a checkpoint."""
+def check_origin(origin: Origin, run: Run, ranks: int) -> None:
+    """Fail before anything is written if a run cannot go on from a checkpoint on so many ranks."""
     total = run.trainer_args["max_steps"]
     if origin.step > total:
         raise UserError(
@@ -92,6 +98,11 @@ def check_origin(origin: Origin, run: Run) -> None:
             f"checkpoint {origin.checkpoint} does not fit policy {run.module.policy.name}: "
             f"{len({name for name, _ in differ})} weights differ, such as {differ[0][0]}"
         )
+
+    if isinstance(run.data, RolloutData) and 0 < origin.step < total:
+        head, routes = corrections_of(run).head, replays_routes(run)
+        settings = run.data.queue_settings(run.module.engine.max_new_tokens, head, routes)
+        check_queue(origin.queue, settings, ranks)
 
 
 def same_run(recipe: Recipe, origin: Origin) -> bool:

@@ -8,7 +8,6 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lightning_qrl.asynchrony.settings import Asynchrony
-from lightning_qrl.errors import UserError
 from lightning_qrl.seeding import derive_seed
 from tests.helpers.grpo_parts import NEW, G, P, Watched, data_of, module_of
 
@@ -133,7 +132,7 @@ def test_a_resumed_run_equals_one_that_was_not_interrupted(
     saver = ModelCheckpoint(
         tmp_path, filename="{step}", save_top_k=-1, every_n_epochs=1, save_on_train_epoch_end=True
     )
-    whole, data = run(
+    whole, _ = run(
         tiny_policy, parity, fit, knobs, numbers, 6, callbacks=[saver], enable_checkpointing=True
     )
     resumed, _ = run(
@@ -145,24 +144,6 @@ def test_a_resumed_run_equals_one_that_was_not_interrupted(
             assert torch.equal(getattr(again, field), getattr(once, field)), field
     for key, value in whole.state_dict().items():
         assert torch.equal(resumed.state_dict()[key], value), key
-    other = data_of(parity, asynchrony=Asynchrony(**{**knobs, "max_staleness": 5}), **numbers)
-    with pytest.raises(UserError, match=r"queue was filled with max_staleness=\d, now it is 5"):
-        other.load_state_dict(data.state_dict())
-
-
-def test_a_synchronous_checkpoint_has_no_queue(tmp_path, tiny_policy, parity, fit):
-    saver = ModelCheckpoint(tmp_path, filename="{step}", save_on_train_epoch_end=True)
-    run(tiny_policy, parity, fit, {}, {}, 2, callbacks=[saver], enable_checkpointing=True)
-    with pytest.raises(UserError, match="its run had rollout.max_staleness=0"):
-        run(
-            tiny_policy,
-            parity,
-            fit,
-            {"max_staleness": 1},
-            {},
-            4,
-            ckpt_path=tmp_path / "step=2.ckpt",
-        )
 
 
 def test_discarded_groups_are_counted_and_never_sampled(tiny_policy, parity, fit, recorder):

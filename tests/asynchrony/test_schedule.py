@@ -1,8 +1,10 @@
 """The schedule against timelines by hand, and what holds of every schedule."""
 
+import contextlib
 import itertools
 import math
 import statistics
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -178,8 +180,19 @@ def test_a_schedule_may_be_read_from_the_middle():
         ({"max_staleness": 2, "queue_depth": 0}, "queue_depth must be at least 1"),
         ({"max_staleness": 2, "weight_sync_every": 0}, "weight_sync_every must be at least 1"),
         ({"max_staleness": 2, "samplers": 0}, "samplers must be at least 1"),
-        ({"max_staleness": 2, "completion_time": -1.0}, "completion_time must be finite"),
-        ({"max_staleness": 2, "completion_time": math.nan}, "completion_time must be finite"),
+        ({"max_staleness": 2, "completion_time": -1.0}, "completion_time must be at least 0"),
+        ({"max_staleness": 2, "completion_time": math.nan}, "completion_time must be at least 0"),
+        ({"max_staleness": 4, "completion_time": 1e308}, "time must be .* at most 1000000, got"),
+        (
+            {"max_staleness": 4, "completion_time": 1.0, "completion_time_spread": 1e200},
+            "completion_time_spread must be .* at most 10, got 1e.200",
+        ),
+        ({"max_staleness": 2, "queue_depth": 10**6}, "queue_depth must be .* at most 1000"),
+        ({"max_staleness": 2, "weight_sync_every": 10**6}, "weight_sync_every must be .* 1000"),
+        (
+            {"max_staleness": 2, "completion_time": 1.0, "samplers": 10**8},
+            "samplers must be .* at most 10000",
+        ),
         ({"queue_depth": 2}, "queue_depth does nothing with max_staleness=0"),
         ({"weight_sync_every": 2}, "weight_sync_every does nothing with max_staleness=0"),
         ({"in_flight_update": True}, "in_flight_update does nothing with max_staleness=0"),
@@ -201,6 +214,13 @@ def test_knobs_that_mean_nothing(knobs, says):
         ({"max_staleness": 8, "queue_depth": 3}, 1, "out of reach: .* is 3 versions old"),
         ({"max_staleness": 5}, 2, "out of reach: .* set max_staleness=4"),
         ({"max_staleness": 8, "completion_time": 0.5, "queue_depth": 1}, 1, "out of reach"),
+        ({"max_staleness": 10**6}, 4, "more than 1000 rollouts of 4 updates; .* at most 4000"),
+        (
+            {"max_staleness": 100, "queue_depth": 1, "completion_time": 0.001}
+            | {"completion_time_spread": 0.01},
+            1,
+            "the oldest group of the first 600 rollouts is 2 versions old",
+        ),
     ],
 )
 def test_what_the_queue_cannot_reach(knobs, updates, says):
@@ -217,7 +237,44 @@ def test_what_the_queue_cannot_reach(knobs, updates, says):
         {"max_staleness": 3, "queue_depth": 2, "weight_sync_every": 2},
         {"max_staleness": 8, "queue_depth": 1, "completion_time": 1.0, "completion_time_spread": 1},
         {"max_staleness": 3, "queue_depth": 2, "completion_time": 1.5, "samplers": 9},
+        {"max_staleness": 2, "queue_depth": 1000},
     ],
 )
 def test_what_it_can(knobs):
     check_reach(Asynchrony(**knobs), groups=4, updates=1)
+
+
+@given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 4), st.integers(1, 3))
+@settings(max_examples=30, deadline=None)
+def test_the_reach_without_completion_times_is_that_of_the_schedule(behind, depth, every, updates):
+    knobs = Asynchrony(
+        max_staleness=behind * updates, queue_depth=depth, weight_sync_every=min(every, behind + 1)
+    )
+    made = Schedule(knobs, groups=2, samplers=2, updates=updates, tokens=T, seed=0)
+    oldest = max(
+        itertools.chain.from_iterable(lags((made.window(n)[0] for n in range(40)), updates))
+    )
+    if oldest == knobs.max_staleness:
+        check_reach(knobs, groups=2, updates=updates)
+    else:
+        with pytest.raises(ValueError, match=f"oldest group of all is {oldest} versions old"):
+            check_reach(knobs, groups=2, updates=updates)
+
+
+LARGE = {"max_staleness": 1000, "completion_time": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("groups", "knobs"),
+    [
+        (16, LARGE | {"samplers": 10_000, "in_flight_update": True}),
+        (16, LARGE | {"samplers": 10_000, "weight_sync_every": 1000}),
+        (16, LARGE | {"completion_time_spread": 10}),
+        (5000, LARGE | {"max_staleness": 9, "queue_depth": 1, "completion_time_spread": 0.1}),
+    ],
+)
+def test_the_largest_schedules_are_tried_in_no_time(groups, knobs):
+    began = time.process_time()
+    with contextlib.suppress(ValueError):
+        check_reach(Asynchrony(**knobs), groups=groups, updates=1)
+    assert time.process_time() - began < 2

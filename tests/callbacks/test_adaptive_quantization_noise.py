@@ -231,7 +231,9 @@ def test_a_policy_without_such_norms_is_refused(save_policy, parity, fit, tmp_pa
         fit(module, data_of(parity), 3, callbacks=[noise()])
 
 
-def test_a_run_without_an_end_has_no_stages(tiny_policy, parity, fit):
+@pytest.mark.parametrize("steps", [-1, 2])
+def test_a_run_with_too_few_steps_for_its_stages(tiny_policy, parity, fit, steps):
     module = module_of(tiny_policy, parity)
-    with pytest.raises(UserError, match=r"parts of trainer\.max_steps"):
-        fit(module, data_of(parity), -1, max_epochs=1, callbacks=[noise()])
+    says = rf"trainer\.max_steps={steps} is less than its stages=3"
+    with pytest.raises(UserError, match=says):
+        fit(module, data_of(parity), steps, max_epochs=1, callbacks=[noise()])

@@ -1,0 +1,137 @@
+"""Rehearsing a run: what its parts say of one another, before anything is loaded or written.
+
+The plan is committed to the architecture on the meta device, the optimizer is made for it, and the
+trainer for a CPU, whatever machine the recipe is for: so any machine can check any recipe.
+"""
+
+import warnings
+from typing import Any, Protocol, runtime_checkable
+
+import lightning as L
+from transformers import PreTrainedModel
+
+from lightning_qrl.arguments import REJECTED
+from lightning_qrl.build import Run
+from lightning_qrl.corrections.stack import Corrections, Corrects
+from lightning_qrl.data import RolloutData
+from lightning_qrl.errors import UserError
+from lightning_qrl.grpo import GRPOModule
+from lightning_qrl.launch.process import quiet
+from lightning_qrl.policy_module import PRECISIONS, PolicyModule
+from lightning_qrl.precision import PrecisionPlan
+from lightning_qrl.precision.backends import find_chip
+from lightning_qrl.precision.plan import Declares
+
+ANYWHERE = {"accelerator": "cpu", "devices": 1, "num_nodes": 1, "strategy": "auto"}
+
+
+@runtime_checkable
+class ChecksTrainer(Protocol):
+    """A callback that works with some trainers only."""
+
+    def check_trainer(self, trainer: L.Trainer) -> None:
+        """Raise UserError where it does not work."""
+
+
+@runtime_checkable
+class ChecksPolicy(Protocol):
+    """A callback that works with some policies only."""
+
+    def check_policy(self, module: PolicyModule, skeleton: PreTrainedModel) -> None:
+        """Raise UserError where it does not work; the skeleton is on the meta device."""
+
+
+@runtime_checkable
+class ReplaysRoutes(Protocol):
+    """A callback that may have the sampler record which experts tokens went to."""
+
+    replays_routes: bool
+
+
+def rehearse(run: Run) -> PrecisionPlan:
+    """The committed plan of a run, worked out on the meta device, where the optimizer is tried too.
+
+    Raises:
+        UserError: a selector matches nothing, two callbacks disagree, there is no such schedule.
+    """
+    plan = PrecisionPlan()
+    for callback in run.callbacks.values():
+        if isinstance(callback, Declares):
+            callback.declare(plan)
+    skeleton = run.module.policy.skeleton()
+    try:
+        plan.commit(skeleton, find_chip(str(run.trainer_args.get("accelerator", "auto"))))
+    except UserError:
+        raise
+    except ValueError as error:
+        raise UserError(f"policy {run.module.policy.name}: {error}") from None
+    try:
+        settings, steps = run.module.optimizer_settings, run.trainer_args["max_steps"]
+        settings.build(skeleton, frozenset(), steps)
+    except REJECTED as error:
+        raise UserError(f"optimizer: {error}") from None
+    for key, callback in run.callbacks.items():
+        if isinstance(callback, ChecksPolicy):
+            try:
+                callback.check_policy(run.module, skeleton)
+            except UserError as error:
+                raise UserError(f"callbacks.{key}: {error}") from None
+    with quiet(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what a CPU lacks
+        trainer = make_trainer(run, **ANYWHERE, logger=False, enable_checkpointing=False)
+    check_trainer(run, trainer)
+    return plan
+
+
+def make_trainer(run: Run, **given: Any) -> L.Trainer:
+    """Lightning's Trainer of a run; what is given replaces what the recipe says.
+
+    Raises:
+        UserError: its arguments do not fit one another or this machine.
+    """
+    try:
+        return L.Trainer(**{**run.trainer_args, **given})
+    except (*REJECTED, RuntimeError) as error:
+        raise UserError(f"trainer: {error}") from error
+
+
+def check_trainer(run: Run, trainer: L.Trainer) -> None:
+    """Raise UserError where callbacks, corrections or data do not work with a trainer."""
+    if trainer.precision not in PRECISIONS:
+        message = f"expected one of {', '.join(PRECISIONS)}, got {trainer.precision}"
+        raise UserError(f"trainer.precision: {message}")
+    if isinstance(run.data, RolloutData):
+        run.data.check_ranks(trainer.world_size)
+    _check_corrections(run, trainer.world_size)
+    for key, callback in run.callbacks.items():
+        if isinstance(callback, ChecksTrainer):
+            try:
+                callback.check_trainer(trainer)
+            except UserError as error:
+                raise UserError(f"callbacks.{key}: {error}") from None
+
+
+def _check_corrections(run: Run, ranks: int) -> None:
+    """Find corrections that undo each other, or that nothing has a use for."""
+    correcting = [key for key, callback in run.callbacks.items() if isinstance(callback, Corrects)]
+    if correcting and not isinstance(run.module, GRPOModule):
+        raise UserError(f"callbacks.{correcting[0]}: only GRPO has samples to correct")
+    if isinstance(run.module, GRPOModule) and isinstance(run.data, RolloutData):
+        corrections, regime = corrections_of(run), run.data.regime(ranks)
+        corrections.check(run.module.loss, regime.updates, regime.whole_groups)
+        corrections.check_engine(run.module.engine)
+
+
+def corrections_of(run: Run) -> Corrections:
+    """What the callbacks of a run will correct."""
+    corrections = Corrections()
+    for callback in run.callbacks.values():
+        if isinstance(callback, Corrects):
+            callback.correct(corrections)
+    return corrections
+
+
+def replays_routes(run: Run) -> bool:
+    """Whether a callback of a run will ask for the sampler's routes."""
+    callbacks = run.callbacks.values()
+    return any(c.replays_routes for c in callbacks if isinstance(c, ReplaysRoutes))
