@@ -34,9 +34,7 @@ def main() -> None:
 def five_arms(runs: Path, file: Path) -> None:
     """Gradient norms: a panel an arm."""
     arms = EXPERIMENTS["five-arms"].arms
-    title = (
-        "4bitter_moe, 8 versions behind: gradient norm, three seeds"
-    )
+    title = "4bitter_moe, 8 versions behind: gradient norm, three seeds"
     with drawn(file, title, 7.0, [1.25] * len(arms)) as panels:
         for panel, arm in zip(panels, arms, strict=True):
             for path in sorted(runs.glob(f"{arm.slug}-seed*.json")):
