@@ -129,7 +129,10 @@ def run_one(job: Job) -> None:
     recipe = load_recipe(job.arm.recipe, overrides, [*QUIET, *job.arm.without])
     diverged, evaluations = "", {}
     try:
-        evaluations = launch(recipe).evaluations
+        outcome = launch(recipe)
+        if outcome.status != "FINISHED":
+            raise SystemExit(f"{name} was broken off; run it again")
+        evaluations = outcome.evaluations
     except UserError as error:
         if "not finite" not in str(error):
             raise
