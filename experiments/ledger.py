@@ -41,8 +41,6 @@ SERIES = {
     "extreme": "rollout_corr/extreme_fraction",
     "entropy": "train/entropy",
     "sampled": "rollout_corr/rollout_log_ppl",  # E[-log q] of what was sampled: q's entropy
-    "staleness": "async/staleness_mean",
-    "seconds": "train/step_time",
 }
 
 
@@ -157,7 +155,6 @@ MEANS = {  # columns that are means over steps, and of which series
     "extreme tokens": "extreme",
     "entropy, all steps": "entropy",
     "sampler's entropy": "sampled",
-    "staleness": "staleness",
 }
 
 
