@@ -1,6 +1,5 @@
 """What callbacks share: they declare precision, add corrections, or act after optimizer steps."""
 
-import re
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, TypeVar
 
@@ -10,6 +9,7 @@ from typing_extensions import override
 from lightning_qrl.corrections.stack import Corrections
 from lightning_qrl.errors import UserError
 from lightning_qrl.grpo import GRPOModule
+from lightning_qrl.plugins import snake_case
 from lightning_qrl.policy_module import PolicyModule
 from lightning_qrl.precision import PrecisionPlan
 
@@ -52,12 +52,17 @@ class CorrectionCallback(Named, ABC):
 class StepCallback(L.Callback, ABC):
     """Acts after optimizer steps, where Lightning's hook comes after every micro-batch.
 
+    Attributes:
+        instrument: it only watches: ablations keep it in every arm.
+
     Args:
         every_n_steps: optimizer steps between two that are `due`.
 
     Raises:
         ValueError: it is less than 1.
     """
+
+    instrument: ClassVar[bool] = True
 
     def __init__(self, every_n_steps: int) -> None:
         check_at_least_1(every_n_steps=every_n_steps)
@@ -112,8 +117,3 @@ def _expect(kind: type[M], pl_module: L.LightningModule, callback: L.Callback) -
         handle = getattr(callback, "handle", snake_case(type(callback).__name__))
         raise UserError(f"{handle}: needs a {kind.__name__}, got {type(pl_module).__name__}")
     return pl_module
-
-
-def snake_case(name: str) -> str:
-    """``BF16Tail`` becomes ``bf16_tail``."""
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()

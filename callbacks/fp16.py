@@ -40,6 +40,7 @@ class FP16(PrecisionCallback, StepCallback):
     """
 
     single = True
+    instrument = False
 
     def __init__(
         self,

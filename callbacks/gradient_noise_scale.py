@@ -39,12 +39,13 @@ class GradientNoiseScale(L.Callback):
         ValueError: it is not in [0, 1).
     """
 
+    instrument = True
+
     def __init__(self, decay: float = 0.95) -> None:
         if not 0 <= decay < 1:
             raise ValueError(f"decay must be at least 0 and below 1, got {decay}")
         self.decay = decay
-        self._average = GradientNoise()
-        self._tally = Tally()  # of this step's micro-batches
+        self._average, self._tally = GradientNoise(), Tally()  # the tally is of one step
         self._squares: Tensor | float = 0.0  # |gradient|^2 of this step's micro-batches, summed
         self._hooks: list[RemovableHandle] = []
 
@@ -64,7 +65,7 @@ class GradientNoiseScale(L.Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.on_train_end(trainer, pl_module)  # if another training was broken off
         self._tally, self._squares = Tally(), 0.0
-        weights = [p for p in policy_module(pl_module, self).parameters() if p.requires_grad]
+        weights = (p for p in policy_module(pl_module, self).parameters() if p.requires_grad)
         self._hooks = [w.register_hook(self._see) for w in weights]  # type: ignore[no-untyped-call]
 
     @override
@@ -80,10 +81,8 @@ class GradientNoiseScale(L.Callback):
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        completions = float(batch.mask_BS.any(dim=1).sum())
-        self._tally.add(
-            {"samples": Metric("sum", completions), "squares": Metric("sum", completions**2)}
-        )
+        counted = float(batch.mask_BS.any(dim=1).sum())
+        self._tally.add({"samples": Metric("sum", counted), "squares": Metric("sum", counted**2)})
 
     @override
     def on_before_optimizer_step(

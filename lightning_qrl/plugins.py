@@ -8,6 +8,7 @@ the capitals (`BF16Tail`). Nothing is registered anywhere, so nothing has to be 
 import difflib
 import importlib
 import pkgutil
+import re
 from typing import Any
 
 
@@ -47,3 +48,8 @@ def load_plugin(package: str, name: str) -> Any:
         if not key.startswith("_") and key.replace("_", "").lower() == wanted:
             return value
     raise ValueError(f"{module.__name__} defines no class or function named like it")
+
+
+def snake_case(name: str) -> str:
+    """``BF16Tail`` becomes ``bf16_tail``."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()

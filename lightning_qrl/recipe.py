@@ -9,10 +9,12 @@ OmegaConf does loading, merging, interpolation and dotted overrides; the result 
 Nothing here imports torch: what the values mean is checked in `build`.
 """
 
+import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +58,11 @@ class Recipe:
     def to_yaml(self) -> str:
         """The resolved recipe as YAML, which is again a recipe."""
         return OmegaConf.to_yaml(OmegaConf.create(self.values))
+
+    def hash(self) -> str:
+        """SHA-256 (16 hex digits) of all but ``seed`` and ``tracking``."""
+        own = {k: v for k, v in self.values.items() if k not in ("seed", "tracking")}
+        return sha256(json.dumps(own, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
     def flat(self) -> dict[str, Any]:
         """Every value by its dotted key."""

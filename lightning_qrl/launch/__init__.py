@@ -7,6 +7,7 @@ folder and the tracking server are tried, and only then a run exists.
 
 import platform
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from lightning_qrl.precision import PrecisionPlan
 from lightning_qrl.recipe import Recipe
 from lightning_qrl.reports.plan import plan_columns, plan_text
 from lightning_qrl.tracking import MLflowRun, Status, git_tags
+from lightning_qrl.tracking import tags as tags_
 
 __all__ = ["Origin", "Outcome", "check", "find_origin", "launch", "rehearse"]
 
@@ -68,13 +70,16 @@ def check(
     return run, plan, record, trainer
 
 
-def launch(recipe: Recipe, origin: Origin | None = None) -> Outcome:
+def launch(
+    recipe: Recipe, origin: Origin | None = None, tags: Mapping[str, str] | None = None
+) -> Outcome:
     """Train by a recipe, from the start or from a checkpoint.
 
     Args:
         recipe: what to do.
         origin: continue from here; in the same MLflow run if the recipe is the one that wrote it,
             save for `CONTINUES`.
+        tags: further tags of the run in MLflow.
 
     Raises:
         UserError: the recipe, the folder, the server or the checkpoint is at fault.
@@ -84,7 +89,7 @@ def launch(recipe: Recipe, origin: Origin | None = None) -> Outcome:
     exit_code = 1
     try:
         with quiet(), sigterm_exits():
-            _start(record, recipe, plan, run, origin)
+            _start(record, recipe, plan, run, origin, tags or {})
             _train(trainer, recipe, run, record, origin)
         status, exit_code = "FINISHED", 0
     except (KeyboardInterrupt, SystemExit) as stop:  # Lightning exits when it is interrupted
@@ -122,7 +127,12 @@ def _make_record(recipe: Recipe) -> MLflowRun:
 
 
 def _start(
-    record: MLflowRun, recipe: Recipe, plan: PrecisionPlan, run: Run, origin: Origin | None
+    record: MLflowRun,
+    recipe: Recipe,
+    plan: PrecisionPlan,
+    run: Run,
+    origin: Origin | None,
+    further: Mapping[str, str],
 ) -> None:
     continues = origin is not None and same_run(recipe, origin)
     if origin is not None and continues and not record.resume(origin.run_id):
@@ -131,17 +141,19 @@ def _start(
         print(said, file=sys.stderr)
     if not continues:
         tags = {
-            "qrl.recipe": recipe.name,
-            "qrl.seed": str(recipe.values.get("seed", 0)),
+            tags_.RECIPE: recipe.name,
+            tags_.RECIPE_HASH: recipe.hash(),
+            tags_.SEED: str(recipe.values.get("seed", 0)),
             "qrl.version": lightning_qrl.__version__,
             "qrl.torch": torch.__version__,
             "qrl.python": platform.python_version(),
             "qrl.policy": run.module.policy.name,
             "qrl.plan": plan.summary(),
             **git_tags(Path(lightning_qrl.__file__).parent),
+            **further,
         }
         if origin is not None:
-            tags["qrl.resumed_from"] = origin.run_id
+            tags[tags_.RESUMED_FROM] = origin.run_id
         record.start(recipe.flat(), tags)
     record.log_text(recipe.to_yaml(), "recipe.yaml")
     record.log_text(plan_text(plan.table()), "plan.txt")

@@ -7,7 +7,7 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 from omegaconf import OmegaConf
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from callbacks.base import PrecisionCallback, snake_case
+from callbacks.base import PrecisionCallback
 from callbacks.bf16_tail import BF16Tail
 from callbacks.dequantized_backward import DequantizedBackward
 from callbacks.forward_quantization import ForwardQuantization
@@ -18,7 +18,7 @@ from callbacks.quantized_backward import QuantizedBackward
 from callbacks.sensitive_weights import SensitiveWeights
 from lightning_qrl.errors import UserError
 from lightning_qrl.formats import get_format
-from lightning_qrl.plugins import load_plugin, plugin_names
+from lightning_qrl.plugins import load_plugin, plugin_names, snake_case
 from lightning_qrl.precision import LinearPrecision, PrecisionPlan
 from lightning_qrl.precision.resolve import BF16
 
