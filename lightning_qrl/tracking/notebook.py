@@ -1,20 +1,21 @@
-"""Reading runs back from MLflow: tags, parameters, whole metric histories, texts."""
+"""Reading runs back from MLflow, made by us or not: tags, parameters, whole histories, texts."""
 
+import tempfile
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
+from lightning_qrl.errors import UserError
+from lightning_qrl.tracking import tags
+from lightning_qrl.tracking.client import connect, look_up, near_names, search
+from lightning_qrl.tracking.histories import History, read_histories
+from lightning_qrl.tracking.reach import one_line, sqlite_file
 
+__all__ = ["History", "RecordedRun", "Selection", "select_runs"]
 
-class History(NamedTuple):
-    """A metric over the steps of a run.
-
-    Of a step that was logged twice the last value counts. Values may be NaN or infinite.
-    """
-
-    steps: NDArray[np.int64]  # [S], strictly increasing
-    values: NDArray[np.float64]  # [S]
+DEFAULT_EXPERIMENT = "lightning_qrl"
+PER_PAGE = 1000  # runs that MLflow gives at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,3 +47,154 @@ class RecordedRun:
     link: str = ""
     metrics: dict[str, History] = field(default_factory=dict, repr=False)
     texts: dict[str, str] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Runs that were found, not yet read.
+
+    Attributes:
+        title: what was asked for.
+        uri: the server.
+        parents: ids of the parent runs that were named.
+        metrics: names of all that any of the runs has logged.
+    """
+
+    title: str
+    uri: str
+    parents: tuple[str, ...]
+    metrics: frozenset[str]
+    _client: Any = field(repr=False)
+    _found: tuple[Any, ...] = field(repr=False)
+
+    def read(self, metrics: Collection[str], texts: Sequence[str] = ()) -> list[RecordedRun]:
+        """The runs, oldest first.
+
+        Args:
+            metrics: names; a run that lacks one has no history of it.
+            texts: paths of artefacts; the same.
+        """
+        logged = {
+            run.info.run_id: [name for name in metrics if name in run.data.metrics]
+            for run in self._found
+        }
+        with one_line(self.uri):
+            histories = read_histories(self._client, self.uri, logged)
+            experiments = {e.experiment_id: e.name for e in self._client.search_experiments()}
+            runs = [
+                RecordedRun(
+                    id=(identity := run.info.run_id),
+                    name=run.info.run_name or identity,  # an old server may give no name
+                    experiment=experiments.get(run.info.experiment_id, ""),
+                    status=run.info.status,
+                    tags=dict(run.data.tags),
+                    params=dict(run.data.params),
+                    started=run.info.start_time / 1000,
+                    ended=run.info.end_time and run.info.end_time / 1000,
+                    link=_link(self.uri, run.info.experiment_id, identity),
+                    metrics=histories[identity],
+                    texts=dict(self._texts(run.info.artifact_uri, texts)) if texts else {},
+                )
+                for run in self._found
+            ]
+        return sorted(runs, key=lambda run: run.started)
+
+    def attach(self, folder: Path, path: str) -> None:
+        """Store the files of a folder as artefacts of the parents, under a path.
+
+        Raises:
+            UserError: the server does not take them.
+        """
+        for parent in self.parents:
+            with one_line(self.uri):
+                self._client.log_artifacts(parent, str(folder), path)
+
+    def _texts(self, artifacts: str, wanted: Sequence[str]) -> Iterator[tuple[str, str]]:
+        from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+
+        # not by the client, which looks the run up again for every file
+        repository: Any = get_artifact_repository(artifacts, tracking_uri=self.uri)
+        there = {file.path for file in repository.list_artifacts()}
+        with tempfile.TemporaryDirectory() as folder:
+            for path in there & set(wanted):
+                file = Path(repository.download_artifacts(path, folder))
+                yield path, file.read_text(encoding="utf-8", errors="replace")
+
+
+def select_runs(uri: str, names: Sequence[str]) -> Selection:
+    """Find runs by the names of experiments, of parent runs (their children) or of runs.
+
+    A run's id does as well as its name. Left out are runs that were deleted, that another was made
+    in place of, and parents.
+
+    Args:
+        uri: tracking server.
+        names: none: the newest ablation, else the experiment `DEFAULT_EXPERIMENT`.
+
+    Raises:
+        UserError: the server does not answer, or there is nothing of such a name; the message gives
+            the nearest names.
+    """
+    file = sqlite_file(uri)
+    if file is not None and not file.exists():
+        raise UserError(f"nothing to compare: there is no {file}; set MLFLOW_TRACKING_URI")
+    client = connect(uri)
+    with one_line(uri):
+        chosen = names or [_newest(client)]
+        titles: list[str] = []
+        parents: list[str] = []
+        found: dict[str, Any] = {}
+        for name in dict.fromkeys(chosen):
+            title, parent, runs = _find(client, uri, name)
+            titles.append(title)
+            parents += [parent] if parent else []
+            found.update({run.info.run_id: run for run in runs if _counts(run)})
+    for parent in {run.data.tags.get(tags.MLFLOW_PARENT, "") for run in found.values()}:
+        found.pop(parent, None)
+    if not found:
+        raise UserError(f"nothing to compare: {', '.join(titles)} at {uri} has no runs yet")
+    metrics = frozenset(name for run in found.values() for name in run.data.metrics)
+    title = ", ".join(titles)
+    return Selection(title, uri, tuple(parents), metrics, client, tuple(found.values()))
+
+
+def _counts(run: Any) -> bool:
+    own = run.data.tags
+    return tags.REPLACED_BY not in own and own.get(tags.KIND) != tags.ABLATION
+
+
+def _newest(client: Any) -> str:
+    ablations = search(client, f"tags.`{tags.KIND}` = '{tags.ABLATION}'")
+    return ablations[0].info.run_id if ablations else DEFAULT_EXPERIMENT
+
+
+def _find(client: Any, uri: str, name: str) -> tuple[str, str, list[Any]]:
+    """Title, a parent's id or nothing, and runs."""
+    experiment = client.get_experiment_by_name(name)
+    if experiment is not None and experiment.lifecycle_stage == "active":
+        return f"experiment {name}", "", _every(client, [experiment.experiment_id], "")
+    run = look_up(client, name)
+    experiments = {e.experiment_id: e.name for e in client.search_experiments()}
+    if run is None:
+        known = [*experiments.values(), *(run.info.run_name for run in search(client, count=1000))]
+        near = near_names(name, filter(None, known))
+        raise UserError(f"no experiment and no run {name} at {uri}; {near or 'it has no runs'}")
+    identity, title = run.info.run_id, run.info.run_name or run.info.run_id
+    children = _every(client, list(experiments), f"tags.`{tags.MLFLOW_PARENT}` = '{identity}'")
+    return title, identity if children else "", children or [run]
+
+
+def _every(client: Any, experiments: list[str], query: str) -> list[Any]:
+    """All runs that a query finds, page after page."""
+    runs, token = [], None
+    while True:
+        page = client.search_runs(experiments, query, max_results=PER_PAGE, page_token=token)
+        runs += page
+        if not (token := page.token):
+            return runs
+
+
+def _link(uri: str, experiment: str, run: str) -> str:
+    if not uri.startswith(("http://", "https://")):
+        return ""
+    return f"{uri.rstrip('/')}/#/experiments/{experiment}/runs/{run}"

@@ -1,0 +1,64 @@
+"""How arms differ from the baseline in a measure: paired by seed, corrected for their number."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from lightning_qrl.analysis.paired import holm, paired
+from lightning_qrl.reports.arms import Arm
+from lightning_qrl.reports.measures import Measure
+
+LEVEL = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """How an arm differs from the baseline in one measure, over the seeds that both have.
+
+    Attributes:
+        pairs: number of seeds.
+        mean: of the differences arm - baseline, of logarithms where the measure's scale is
+            ``ratio``; so 0 is always "no difference". NaN without pairs.
+        low: lower end of the 95% bootstrap interval; NaN with fewer than two pairs.
+        high: its upper end.
+        p: two-sided, of a paired t-test; NaN with fewer than two pairs.
+        p_holm: the same, corrected for the number of arms that are compared (Holm 1979).
+        marked: whether the interval excludes zero and ``p_holm`` is below 0.05.
+    """
+
+    pairs: int
+    mean: float
+    low: float
+    high: float
+    p: float
+    p_holm: float
+    marked: bool
+
+
+def scaled(measure: Measure, arms: Sequence[Arm]) -> Measure:
+    """A ratio needs values above zero; where one is not, all of the measure goes by difference."""
+    values = [value for arm in arms for value in arm.values[measure.key].values()]
+    return measure if min(values, default=1.0) > 0 else replace(measure, scale="difference")
+
+
+def differences(arms: Sequence[Arm], measure: Measure) -> dict[str, Difference]:
+    """Of every arm but the baseline."""
+    base = arms[0].values[measure.key]
+    found = {arm.name: _pairs(arm.values[measure.key], base, measure) for arm in arms[1:]}
+    results = {name: paired(*pair) for name, pair in found.items()}
+    corrected = holm([result.p for result in results.values()])
+    return {
+        name: Difference(
+            r.pairs, r.mean, r.low, r.high, r.p, p_holm,
+            marked=p_holm < LEVEL and not r.low <= 0 <= r.high,
+        )
+        for (name, r), p_holm in zip(results.items(), corrected, strict=True)
+    }  # fmt: skip
+
+
+def _pairs(
+    own: Mapping[int, float], base: Mapping[int, float], measure: Measure
+) -> tuple[list[float], list[float]]:
+    seeds = sorted(own.keys() & base.keys())
+    scale = math.log if measure.scale == "ratio" else float
+    return [scale(own[seed]) for seed in seeds], [scale(base[seed]) for seed in seeds]
