@@ -1,4 +1,7 @@
-"""Live view: progress, reward and the health of the run; plain lines where there is no terminal."""
+"""Live view: progress, reward and the health of the run; plain lines where there is no terminal.
+
+The plain lines are kept in MLflow too, as the artefact ``live_view.log``, terminal or not.
+"""
 
 import time
 from dataclasses import replace
@@ -11,6 +14,8 @@ from typing_extensions import override
 from callbacks.base import StepCallback
 from lightning_qrl.policy_module import PolicyModule
 from lightning_qrl.reports.live import Progress, panel, plain_line
+
+LOG = "live_view.log"  # artefact
 
 
 class LiveView(StepCallback):
@@ -37,7 +42,7 @@ class LiveView(StepCallback):
         self._first_step = trainer.global_step
         console = Console()
         if trainer.is_global_zero and isinstance(pl_module, PolicyModule):
-            print(pl_module.plan.summary(), flush=True)
+            self._say(trainer, pl_module.plan.summary())
         if trainer.is_global_zero and console.is_terminal:
             self._live = Live(console=console, refresh_per_second=4)
             self._live.start()
@@ -55,13 +60,19 @@ class LiveView(StepCallback):
             progress = replace(progress, learns_from_rewards=False)
         if self._live is not None:
             self._live.update(panel(progress))
-            return
         if self.due(step) or step == progress.total:
-            print(plain_line(progress), flush=True)
+            self._say(trainer, plain_line(progress))
         for name, explanation in progress.explained().items():
             if name not in self._said:  # a log file needs it once
                 self._said.add(name)
-                print(f"note: {explanation}", flush=True)
+                self._say(trainer, f"note: {explanation}")
+
+    def _say(self, trainer: L.Trainer, line: str) -> None:
+        if self._live is None:
+            print(line, flush=True)
+        log_line = getattr(trainer.logger, "log_line", None)
+        if log_line is not None:
+            log_line(line, LOG)
 
     def _progress(self, trainer: L.Trainer, step: int, metrics: dict[str, float]) -> Progress:
         done = step - self._first_step

@@ -11,7 +11,9 @@ business.
 
 import difflib
 from functools import cached_property
+from hashlib import sha256
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, Literal, cast
 
 import torch
@@ -29,6 +31,7 @@ from lightning_qrl.errors import UserError
 
 ASSETS = Path(__file__).parent / "assets"
 WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin")
+UNLOADABLE = (OSError, ImportError, ValueError, TypeError, SafetensorError, UnpicklingError)
 SaveDtype = Literal["float32", "bfloat16", "float16"]
 
 
@@ -120,9 +123,11 @@ class Policy:
 
     def _load(self, auto: Any, **kwargs: Any) -> Any:
         try:
-            return auto.from_pretrained(**self._source, **kwargs)
-        except (OSError, ImportError, ValueError, TypeError, SafetensorError) as error:
+            # A policy's folder may hold code; it never runs, and nobody is asked whether it may.
+            return auto.from_pretrained(**self._source, trust_remote_code=False, **kwargs)
+        except UNLOADABLE as error:
             reason = str(error).strip().splitlines()[0]
+            reason = reason.partition(" This file can still")[0]  # no advice to run what is in it
             raise UserError(f"policy {self.name} cannot be loaded: {reason}") from error
 
 
@@ -159,6 +164,16 @@ def _check_folder(folder: Path, init: str) -> None:
             f"policy folder {folder} has no weights (*.safetensors); "
             "add them or set policy.init=random"
         )
+
+
+def weights_sha256(model: nn.Module) -> str:
+    """SHA-256 (hex) of a model's weights: their names, dtypes, shapes and bytes, in name order."""
+    digest = sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        plain = tensor.detach().cpu().contiguous().reshape(-1)
+        digest.update(plain.view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
 def has_dropout(model: nn.Module) -> bool:

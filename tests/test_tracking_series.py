@@ -29,6 +29,15 @@ def test_a_series_is_what_was_logged(run):
         assert (steps.dtype, values.dtype) == (np.float64, np.float64)
 
 
+def test_infinities_are_given_back(run):
+    other = MLflowRun("tests", "infinite", run.uri, folder=str(run.root))
+    other.start({}, {})
+    other.log_metrics({"x": math.inf}, 1)
+    other.log_metrics({"x": -math.inf}, 2)
+    other.finish("FINISHED")
+    assert read_series(run.uri, "infinite", "x")[1].tolist() == [math.inf, -math.inf]
+
+
 def test_the_environment_names_the_server(run, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", run.uri)
     assert read_series(None, "a run", "train/loss")[1].tolist() == [0, 0, 0]

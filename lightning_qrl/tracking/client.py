@@ -28,8 +28,10 @@ def connect(uri: str) -> Any:
     check_answers(uri)
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
-    for noisy in ("alembic", "mlflow.store.db.utils", "mlflow.tracking"):
+    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
+    for noisy in ("alembic", "mlflow.tracking"):
         logging.getLogger(noisy).setLevel(logging.ERROR)
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # it shows tracebacks
     with one_line(uri), alone(sqlite_file(uri)):
         from mlflow import MlflowClient  # takes seconds
 
@@ -50,25 +52,77 @@ def connect_to_read(uri: str, run: str) -> Any:
     return connect(uri)
 
 
+def absolute(uri: str) -> str:
+    """A server's URI that means the same in every working directory."""
+    file = sqlite_file(uri)
+    return uri if file is None else f"sqlite:///{file.absolute()}"
+
+
+def experiment_id(client: Any, uri: str, name: str) -> str:
+    """The id of an experiment, which is made if it is not there.
+
+    Raises:
+        UserError: it was deleted.
+    """
+    from mlflow.exceptions import MlflowException
+
+    found = client.get_experiment_by_name(name)
+    if found is None:
+        try:
+            made: str = client.create_experiment(name)
+            return made
+        except MlflowException as error:  # another process may have been faster
+            found = client.get_experiment_by_name(name)
+            if found is None:
+                raise UserError(f"MLflow at {uri}: experiment {name!r}: {error}") from None
+    if found.lifecycle_stage == "deleted":
+        raise UserError(
+            f"MLflow at {uri}: experiment {name!r} was deleted; set tracking.experiment, or bring "
+            f"it back: mlflow experiments restore --experiment-id {found.experiment_id}"
+        )
+    id: str = found.experiment_id
+    return id
+
+
+def last_steps(client: Any, run_id: str) -> dict[str, int]:
+    """The last step of each metric of a run."""
+    keys = client.get_run(run_id).data.metrics
+    return {key: max(m.step for m in client.get_metric_history(run_id, key)) for key in keys}
+
+
+def create_run(client: Any, uri: str, experiment: str, name: str, tags: dict[str, str]) -> str:
+    """Make a run in an experiment, which is made if it is not there; the run's id."""
+    with one_line(uri):
+        where = experiment_id(client, uri, experiment)
+        id: str = client.create_run(where, tags=tags, run_name=name).info.run_id
+    return id
+
+
 def find_run(client: Any, uri: str, run: str) -> Any:
     """A run, by its id, its name (the newest of that name) or its folder's name.
 
     Raises:
         UserError: there is no such run; the message gives the nearest names.
     """
+    with one_line(uri):
+        if (found := look_up(client, run)) is not None:
+            return found
+        infos = [found.info for found in search(client, count=RECENT)]
+    names = [info.run_name or info.run_id for info in infos]  # an old server may give no name
+    raise UserError(f"no run {run} at {uri}; {near_names(run, names) or 'it has no runs'}")
+
+
+def look_up(client: Any, run: str) -> Any | None:
+    """The same, or None."""
     name = run.replace("'", "")
     for query in (
         f"attributes.run_id = '{name}'",
         f"attributes.run_name = '{name}'",
         f"tags.`qrl.folder` LIKE '%/{name}'",
     ):
-        with one_line(uri):
-            for found in search(client, query):
-                return found
-    with one_line(uri):
-        infos = [found.info for found in search(client, count=RECENT)]
-    names = [info.run_name or info.run_id for info in infos]  # an old server may give no name
-    raise UserError(f"no run {run} at {uri}; {near_names(run, names) or 'it has no runs'}")
+        for found in search(client, query):
+            return found
+    return None
 
 
 def near_names(name: str, known: Iterable[str]) -> str:

@@ -3,6 +3,8 @@
 import subprocess
 from pathlib import Path
 
+from lightning_qrl.tracking.tags import GIT_COMMIT, GIT_DIRTY
+
 
 def git_tags(folder: Path) -> dict[str, str]:
     """Commit of the checkout that a folder is in, and whether it has changes; empty outside one."""
@@ -18,4 +20,4 @@ def git_tags(folder: Path) -> dict[str, str]:
     commit, changes = git("rev-parse", "HEAD"), git("status", "--porcelain")
     if commit is None:
         return {}
-    return {"qrl.git_commit": commit, "qrl.git_dirty": str(bool(changes)).lower()}
+    return {GIT_COMMIT: commit, GIT_DIRTY: str(bool(changes)).lower()}

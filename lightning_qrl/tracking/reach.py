@@ -5,11 +5,12 @@ MLflow's own clients try a server or a database again for minutes before they gi
 
 import os
 import socket
+import sqlite3
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from lightning_qrl.errors import UserError
 
@@ -19,6 +20,7 @@ except ImportError:  # not on Windows
     fcntl = None  # type: ignore[assignment]
 
 ANSWER_SECONDS = 5.0
+UNLOCKED_SECONDS = 1.0  # that a database may be busy for
 PORTS = {"postgresql": 5432, "mysql": 3306, "mssql": 1433}
 
 
@@ -100,6 +102,24 @@ def check_answers(uri: str) -> None:
             f"MLflow at {uri} does not answer ({type(error).__name__}); start it, or unset "
             "MLFLOW_TRACKING_URI to record in a local file"
         ) from error
+
+
+def takes_writes(uri: str) -> bool:
+    """Whether a server answers, and a sqlite file could be written; found out within seconds."""
+    file = sqlite_file(uri)
+    try:
+        if file is None:
+            check_answers(uri)
+            return True
+        # With sqlite's own functions alone: to close the file in another way would take from this
+        # process the locks that it has on it.
+        by_uri = f"file:{quote(str(file.absolute()))}?mode=rw"  # it is not made
+        with closing(sqlite3.connect(by_uri, UNLOCKED_SECONDS, uri=True)) as database:
+            database.execute("BEGIN IMMEDIATE")
+            database.rollback()
+    except (UserError, sqlite3.Error):
+        return False
+    return True
 
 
 def _check_database(file: Path, uri: str) -> None:

@@ -1,16 +1,18 @@
 """A run in MLflow, as a Lightning logger.
 
 What Lightning's own MLflow logger does not do: default to sqlite (the file store is gone since
-MLflow 3.13), keep parameters of up to 6000 characters, continue a run without logging a step twice,
-tell FAILED from KILLED, and say within seconds that a server does not answer.
+MLflow 3.13), survive a server that goes away (`outbox`), take any name and any length (`names`),
+continue a run without logging a step twice, tell FAILED from KILLED, and say within seconds that a
+server does not answer.
 
 A resumed run repeats the steps since its checkpoint. They are the same steps, so their metrics are
 already there, and what is not newer than the last recorded step of a metric is not logged again.
+
+Artefacts are files in the run's folder first, and copied to MLflow from there. So nothing has to be
+read back from a server to add to it.
 """
 
 import json
-import re
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,19 +23,31 @@ from lightning.pytorch.utilities import rank_zero_only
 from typing_extensions import override
 
 from lightning_qrl.errors import UserError
+from lightning_qrl.tracking import tags as tags_
+from lightning_qrl.tracking.artifacts import Artifacts
 from lightning_qrl.tracking.client import (
+    absolute,
     connect,
     connect_to_read,
+    create_run,
     find_run,
+    last_steps,
     search,
     tracking_uri,
 )
+from lightning_qrl.tracking.files import disown, own
+from lightning_qrl.tracking.letters import Letter
+from lightning_qrl.tracking.models import Policies
+from lightning_qrl.tracking.names import Names, check_name, folder_name, mlflow_params, plain_tags
+from lightning_qrl.tracking.outbox import LEFTOVERS, Outbox, send_leftovers
 from lightning_qrl.tracking.reach import check_writable, one_line, sqlite_file
+from lightning_qrl.tracking.system import PREFIX, SystemMonitor
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
-PARAM_LIMIT = 6000  # characters of a value that MLflow stores
-KEY_LIMIT = 250  # characters of a name
-PER_BATCH = 100  # parameters that MLflow takes at once
+LogModels = Literal["none", "final", "checkpoints"]
+NAMES = "names.json"  # artefact: what names meant that MLflow does not take
+LOGGED_ARTIFACTS = "mlflow.loggedArtifacts"  # MLflow's tag for the tables of a run
+EXPERIMENT_LIMIT, RUN_LIMIT = 500, 250  # characters of a name
 
 
 class MLflowRun(Logger):
@@ -44,9 +58,16 @@ class MLflowRun(Logger):
         run_name: name of the run.
         uri: tracking server; by default ``MLFLOW_TRACKING_URI``, else a sqlite file here.
         folder: folder of run folders, in which checkpoints are kept.
+        log_models: which policies MLflow keeps a copy of: none, the final one, or that of each
+            checkpoint too (see `models` for the room that it takes).
+        system_metrics_seconds: between two samples of the machine; 0 for none.
+
+    Attributes:
+        policies: writes what `log_models` asks for; whoever has the policy sets it.
+        policy_sha256: of the weights that the run ended with; empty until then.
 
     Raises:
-        ValueError: a name is empty.
+        ValueError: a name is empty or too long, or the seconds are negative.
         UserError: `start` cannot write to the folder or reach the server; nothing is left behind.
     """
 
@@ -56,43 +77,56 @@ class MLflowRun(Logger):
         run_name: str = "run",
         uri: str | None = None,
         folder: str = "runs",
+        log_models: LogModels = "final",
+        system_metrics_seconds: float = 5.0,
     ) -> None:
         super().__init__()
-        if not experiment.strip() or not run_name.strip():
-            raise ValueError("experiment and run_name must not be empty")
+        check_name("experiment", experiment, EXPERIMENT_LIMIT)
+        check_name("run_name", run_name, RUN_LIMIT)
+        if not 0 <= system_metrics_seconds < float("inf"):
+            raise ValueError(
+                f"system_metrics_seconds: expected 0 or more: {system_metrics_seconds}"
+            )
         self.uri = tracking_uri(uri)
         self.experiment_name = experiment
         self.run_name = run_name
+        self.log_models = log_models
+        self.system_metrics_seconds = system_metrics_seconds
         self.root = Path(folder).absolute()
         self.run_folder = self.root / folder_name(run_name, "")  # checkpoints, trained policy
         self.run_id = ""
+        self.policies: Policies | None = None
+        self.policy_sha256 = ""
         self._client: Any = None
+        self._outbox: Outbox | None = None
+        self._owned: int | None = None
+        self._names = Names()
+        self._artifacts = Artifacts(self.run_folder)
         self._logged_until: dict[str, int] = {}
+        self._tables: set[str] = set()
+        self._growing: set[str] = set()
+        self._system: SystemMonitor | None = None
 
     @rank_zero_only
     def start(self, params: Mapping[str, Any], tags: Mapping[str, str]) -> None:
         """Create the run and its folder, with parameters and tags."""
         check_writable(self.root, "set tracking.folder")
         self._client = self._client or connect(self.uri)
-        with one_line(self.uri):
-            experiment = self._client.get_experiment_by_name(self.experiment_name)
-            experiment_id = (
-                experiment.experiment_id
-                if experiment
-                else self._client.create_experiment(self.experiment_name)
-            )
-            run = self._client.create_run(experiment_id, tags=dict(tags), run_name=self.run_name)
-            self.run_id = run.info.run_id
-            self._make_folder(self.root / folder_name(self.run_name, self.run_id[:8]))
-            self._log_params(params)
+        send_leftovers(self._client, absolute(self.uri), self.root)
+        named = self.experiment_name, self.run_name
+        self.run_id = create_run(self._client, self.uri, *named, plain_tags(tags))
+        try:
+            self._open(self.root / folder_name(self.run_name, self.run_id[:8]))
+        except BaseException:
+            self._client.set_terminated(self.run_id, "FAILED")
+            self.run_id = ""
+            raise
+        self.set_tags({tags_.FOLDER: str(self.run_folder)})
+        self._send({"kind": "params", "values": mlflow_params(params)})
 
     @rank_zero_only
     def resume(self, run_id: str) -> bool:
-        """Continue a run: it is running again, and what it has recorded stays as it is.
-
-        Returns:
-            Whether this server knows the run; if not, nothing happens.
-        """
+        """Continue a run, with all that it has recorded; False if this server does not know it."""
         file = sqlite_file(self.uri)
         if file is not None and not file.exists():
             return False
@@ -101,14 +135,18 @@ class MLflowRun(Logger):
             if not search(self._client, f"attributes.run_id = '{run_id}'"):
                 return False
             run = self._client.get_run(run_id)
-            folder = Path(run.data.tags["qrl.folder"])
+            folder = Path(run.data.tags[tags_.FOLDER])
             check_writable(folder, "the run's folder must be there to continue it")
             self.run_id, self.run_name = run_id, run.info.run_name
+            self._open(folder)
+            send_leftovers(self._client, absolute(self.uri), self.root)
             self._client.update_run(run_id, status="RUNNING")
-            self._make_folder(folder)
-            for key in run.data.metrics:
-                history = self._client.get_metric_history(run_id, key)
-                self._logged_until[key] = max(metric.step for metric in history)
+            if tags_.ERROR in run.data.tags:
+                self._client.delete_tag(run_id, tags_.ERROR)
+            self._logged_until = last_steps(self._client, run_id)
+            tables = json.loads(run.data.tags.get(LOGGED_ARTIFACTS, "[]"))
+            self._tables = {table["path"] for table in tables}
+            self._artifacts.bring_back(self._client, run_id)
         return True
 
     def find(self, run: str) -> Path:
@@ -117,84 +155,129 @@ class MLflowRun(Logger):
         Raises:
             UserError: there is no such run, or it is none of ours.
         """
-        self._client = self._client or connect_to_read(self.uri, run)
-        folder = find_run(self._client, self.uri, run).data.tags.get("qrl.folder")
+        client = self._client or connect_to_read(self.uri, run)
+        folder = find_run(client, self.uri, run).data.tags.get(tags_.FOLDER)
         if folder is None:
-            raise UserError(f"run {run} was not made by qrl: it has no tag qrl.folder")
+            raise UserError(f"run {run} was not made by qrl: it has no tag {tags_.FOLDER}")
         return Path(folder)
 
-    def _make_folder(self, folder: Path) -> None:
+    @property
+    def begun(self) -> bool:
+        """Whether the run takes metrics, tags and artefacts."""
+        return self._outbox is not None
+
+    def _open(self, folder: Path) -> None:
+        """Own the run's folder, which no other process may, and send what waits in it."""
         folder.mkdir(parents=True, exist_ok=True)
+        self._owned = own(folder)
+        if self._owned is None:
+            raise UserError(f"run {self.run_name} is at work in another process (in {folder})")
         self.run_folder = folder
-        self._client.set_tag(self.run_id, "qrl.folder", str(folder))
+        self._artifacts = Artifacts(folder)
+        self._names = Names(self._artifacts.path(NAMES))
+        self._outbox = Outbox(self._client, absolute(self.uri), self.run_id, folder)
+        if self._outbox.waiting and not self._outbox.close(LEFTOVERS):
+            raise UserError(f"MLflow at {self.uri} does not take {self._outbox.file}; try again")
 
-    def _log_params(self, params: Mapping[str, Any]) -> None:
-        from mlflow.entities import Param
+    def _send(self, letter: Letter) -> None:
+        assert self._outbox is not None, "the run was not started"
+        self._outbox.send(letter)
 
-        values = {mlflow_key(key): str(value)[:PARAM_LIMIT] for key, value in params.items()}
-        entries = [Param(key, value) for key, value in values.items()]
-        for first in range(0, len(entries), PER_BATCH):
-            self._client.log_batch(self.run_id, params=entries[first : first + PER_BATCH])
+    @rank_zero_only
+    def set_tags(self, tags: Mapping[str, str]) -> None:
+        """Set tags of the run."""
+        self._send({"kind": "tags", "values": plain_tags(tags)})
 
     @override
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        from mlflow.entities import Metric
-
         assert step is not None, "every metric belongs to a step"
         now = int(time.time() * 1000)
-        entries = [
-            Metric(key, float(value), now, step)
-            for key, value in ((mlflow_key(key), value) for key, value in metrics.items())
+        values = [
+            [key, float(value), now, step]
+            for key, value in ((self._names.key(key), value) for key, value in metrics.items())
             if key != "epoch" and step > self._logged_until.get(key, -1)
         ]
-        self._client.log_batch(self.run_id, metrics=entries)
+        if values:
+            self._send({"kind": "metrics", "values": values})
 
     @rank_zero_only
     def log_text(self, text: str, artifact: str) -> None:
         """Store a text under an artefact path."""
-        self._client.log_text(self.run_id, text, artifact)
+        self._artifacts.write(artifact, text)
+        self._send({"kind": "file", "path": artifact})
 
     @rank_zero_only
     def log_json(self, value: Any, artifact: str) -> None:
         """Store plain containers as a JSON artefact."""
-        self._client.log_dict(self.run_id, value, artifact)
+        self.log_text(json.dumps(value, indent=1), artifact)
 
     @rank_zero_only
     def log_table(self, columns: Mapping[str, Sequence[Any]], artifact: str) -> None:
         """Add rows to a table artefact, in place of the rows of the same steps.
 
-        (MLflow's own `log_table` appends, which doubles what a resumed run repeats, and reads the
-        older rows back through pandas, which makes the completion ``"095"`` the number 95.)
-
         Args:
             columns: by name, all of one length; one of them is ``step``.
             artifact: path of the table, ending in ``.json``.
         """
-        from mlflow.utils.mlflow_tags import MLFLOW_LOGGED_ARTIFACTS
+        self._artifacts.add_rows(artifact, columns)
+        self._send({"kind": "file", "path": artifact})
+        if artifact not in self._tables:
+            self._tables.add(artifact)
+            listed = [{"path": path, "type": "table"} for path in sorted(self._tables)]
+            self.set_tags({LOGGED_ARTIFACTS: json.dumps(listed)})
 
-        names = list(columns)
-        at = names.index("step")
-        rows = [list(row) for row in zip(*columns.values(), strict=True)]
-        steps = {row[at] for row in rows}
-        older = [row for row in self._table_rows(artifact) if row[at] not in steps]
-        self.log_json({"columns": names, "data": older + rows}, artifact)
-        listed = json.dumps([{"path": artifact, "type": "table"}])
-        self._client.set_tag(self.run_id, MLFLOW_LOGGED_ARTIFACTS, listed)
+    @rank_zero_only
+    def log_line(self, line: str, artifact: str) -> None:
+        """Add a line to a log, which MLflow gets when the run ends."""
+        self._artifacts.append(artifact, line)
+        self._growing.add(artifact)
 
-    def _table_rows(self, artifact: str) -> list[list[Any]]:
-        if artifact not in [file.path for file in self._client.list_artifacts(self.run_id)]:
-            return []
-        with tempfile.TemporaryDirectory() as folder:
-            file = self._client.download_artifacts(self.run_id, artifact, folder)
-            rows: list[list[Any]] = json.loads(Path(file).read_text())["data"]
-        return rows
+    @rank_zero_only
+    def log_datasets(self, datasets: Sequence[Mapping[str, str]]) -> None:
+        """Record what the run is trained and judged on (see `datasets.dataset`)."""
+        self._send({"kind": "datasets", "values": [dict(dataset) for dataset in datasets]})
+
+    @rank_zero_only
+    def log_policy(self, folder: Path, sha256: str) -> None:
+        """Record the final policy by its hash; as a model too, unless `log_models` is ``none``."""
+        self.policy_sha256 = sha256
+        self.set_tags({tags_.POLICY_SHA256: sha256})
+        if self.log_models != "none" and self.policies is not None:
+            self._send(self.policies.final(folder, sha256))
+
+    @override
+    @rank_zero_only
+    def after_save_checkpoint(self, checkpoint_callback: Any) -> None:
+        """Record a checkpoint's policy as a model, if `log_models` asks for it."""
+        if self.log_models == "checkpoints" and self.policies is not None:
+            for letter in self.policies.checkpoint(self.run_folder):
+                self._send(letter)
+
+    @rank_zero_only
+    def watch_system(self) -> None:
+        """Log what the machine does, until the run ends."""
+        if self.system_metrics_seconds:
+            known = [n for key, n in self._logged_until.items() if key.startswith(PREFIX)]
+            first = max(known, default=-1) + 1
+            self._system = SystemMonitor(self.system_metrics_seconds, self.log_metrics, first)
+            self._system.start()
 
     @rank_zero_only
     def finish(self, status: Status) -> None:
         """Set the final status of the run, if it was started."""
-        if self.run_id:
-            self._client.set_terminated(self.run_id, status=status)
+        if self._outbox is None:
+            return
+        if self._system is not None:
+            self._system.stop()
+        for artifact in sorted(self._growing):
+            self._send({"kind": "file", "path": artifact})
+        if self._artifacts.path(NAMES).exists():
+            self._send({"kind": "file", "path": NAMES})
+        self._send({"kind": "status", "status": status, "at": int(time.time() * 1000)})
+        self._outbox.close()
+        disown(self._owned)
+        self._owned = None
 
     @override
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
@@ -214,15 +297,3 @@ class MLflowRun(Logger):
     @override
     def save_dir(self) -> str:
         return str(self.run_folder.parent)
-
-
-def folder_name(run_name: str, suffix: str) -> str:
-    """A name for a run's folder, whatever the characters of the run's name."""
-    plain = re.sub(r"[^\w.-]+", "_", run_name)
-    return f"{plain}-{suffix}".lstrip(".")
-
-
-def mlflow_key(name: str) -> str:
-    """A name that MLflow takes for a parameter or a metric: ``a@b`` becomes ``a_b``."""
-    parts = (re.sub(r"[^\w\-. :]", "_", part).lstrip(".") for part in name.split("/"))
-    return "/".join(part or "_" for part in parts)[:KEY_LIMIT].rstrip("/")

@@ -5,6 +5,7 @@ from numpy.typing import NDArray
 
 from lightning_qrl.errors import UserError
 from lightning_qrl.tracking.client import connect_to_read, find_run, near_names, tracking_uri
+from lightning_qrl.tracking.histories import LARGEST
 from lightning_qrl.tracking.reach import one_line
 
 
@@ -31,4 +32,6 @@ def read_series(
         history = client.get_metric_history(found.info.run_id, metric)
     history = sorted(history, key=lambda entry: (entry.step, entry.timestamp))
     by_step = {entry.step: entry.value for entry in history}
-    return np.array(list(by_step), dtype=np.float64), np.array(list(by_step.values()))
+    values = np.array(list(by_step.values()))
+    values = np.where(np.abs(values) >= LARGEST, np.copysign(np.inf, values), values)
+    return np.array(list(by_step), dtype=np.float64), values
