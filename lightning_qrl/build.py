@@ -106,8 +106,9 @@ def _make_task(recipe: Recipe) -> Task:
     if "_target_" in given:
         path = f"{given.pop('_target_')}"
         found = _import(recipe, "task._target_", path)
-        if not all(hasattr(found, method) for method in ("prompts", "reward", "solved")):
-            message = f"{path} is no task: it needs prompts(split), reward and solved"
+        methods = ("prompts", "reward", "solved")
+        if not (isinstance(found, type) and all(hasattr(found, name) for name in methods)):
+            message = f"{path} is no task: a class with prompts(split), reward and solved"
             raise recipe.error("task._target_", message)
         task: Task = make(recipe, "task", found, given)
     else:
@@ -197,5 +198,5 @@ def _import(recipe: Recipe, path: str, target: Any) -> Any:
         sys.path.append("")  # a class of one's own may lie in the working directory
     try:
         return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError, TypeError) as error:
+    except (Exception, SystemExit) as error:  # a module is anyone's code, and may do anything
         raise recipe.error(path, f"cannot import {target!r}: {error}") from None

@@ -11,14 +11,17 @@ B completions.
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import lightning as L
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 from transformers import PreTrainedModel
 from typing_extensions import override
 
+from lightning_qrl.analysis.nonfinite import first_nonfinite
 from lightning_qrl.analysis.pass_at_k import pass_at_k
 from lightning_qrl.asynchrony.completions import join
 from lightning_qrl.errors import UserError
@@ -63,6 +66,8 @@ class PolicyModule(L.LightningModule):
         samples: what was judged last, of each split.
         on_reward_error: what to do where the task raises: ``stop`` the run, or ``skip`` the reward.
         reward_errors: how often it raised.
+        grad_norm: norm of the gradient that the optimizer stepped by last, before clipping.
+        may_step: asked once that is known, before each optimizer step; a callback may refuse.
         around_rollouts: what is entered while rollouts are sampled, by who asks for it; evaluation
             is left alone.
     """
@@ -84,6 +89,8 @@ class PolicyModule(L.LightningModule):
         self.evaluations: dict[int, dict[str, float]] = {}
         self.samples: dict[Split, list[Sample]] = {}
         self.reward_errors = 0
+        self.grad_norm = 0.0
+        self.may_step: Callable[[], bool] = lambda: True
         self.around_rollouts: dict[str, Callable[[], AbstractContextManager[None]]] = {}
 
     @override
@@ -120,7 +127,37 @@ class PolicyModule(L.LightningModule):
 
     @override
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        self.plan.reseed(derive_seed(self.seed, "rounding", self.global_step, batch_idx))
+        self.plan.reseed(self._rounding_seed(batch_idx))
+
+    def _rounding_seed(self, batch_idx: int) -> int:
+        return derive_seed(self.seed, "rounding", self.global_step, batch_idx)
+
+    def loss_of(self, batch: Any) -> tuple[Tensor, dict[str, Any]]:
+        """The loss that a micro-batch's backward begins with, and what is logged of it."""
+        raise NotImplementedError
+
+    def first_nonfinite(self, batches: Sequence[tuple[Any, ...]]) -> str | None:
+        """What is not finite first when these micro-batches, with their indices, are trained on."""
+
+        def loss(batch: Any, batch_idx: int) -> Tensor:
+            self.plan.reseed(self._rounding_seed(batch_idx))
+            with self.trainer.precision_plugin.forward_context():
+                return self.loss_of(batch)[0]
+
+        return first_nonfinite(self.model, [partial(loss, *batch) for batch in batches])
+
+    @override
+    def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
+        grads = [p.grad for p in self.parameters() if p.grad is not None]
+        self.grad_norm = float(torch.nn.utils.get_total_norm(grads))
+
+    @override
+    def configure_gradient_clipping(self, optimizer: Optimizer, *clipping: Any, **how: Any) -> None:
+        """Clip, or have the optimizer leave everything as it is: it does without gradients."""
+        if self.may_step():
+            self.clip_gradients(optimizer, *clipping, **how)
+        else:
+            optimizer.zero_grad(set_to_none=True)
 
     @override
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

@@ -20,9 +20,10 @@ from typing import Any
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError, safe_load
+from yaml import YAMLError
 
 from lightning_qrl.errors import UserError
+from lightning_qrl.plain_yaml import check_plain, own_resolvers
 from lightning_qrl.plugins import nearest
 
 SECTIONS = (
@@ -33,7 +34,7 @@ COMMAND_LINE = "command line"
 PACKAGE = Path(__file__).parent
 FOLDERS = (PACKAGE / "recipes", PACKAGE.parent / "recipes")  # the wheel's, then the checkout's
 MAX_SEED = 2**32 - 1  # numpy's
-UNREADABLE = (OSError, UnicodeDecodeError, YAMLError, OmegaConfBaseException, RecursionError)
+UNREADABLE = (UserError, ValueError, YAMLError, OmegaConfBaseException, RecursionError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,8 @@ class Recipe:
 
     def error(self, path: str, message: str) -> UserError:
         """An error about a dotted key, naming the file that set it last."""
-        says = [label for label, values in self.sources if _has(values, path.split("."))]
+        parts = [path] if path in self.values else path.split(".")
+        says = [label for label, values in self.sources if _has(values, parts)]
         return UserError(f"{says[-1] if says else self.sources[-1][0]}: {path}: {message}")
 
     def to_yaml(self) -> str:
@@ -126,12 +128,16 @@ def load_recipe(name: str, overrides: Sequence[str] = (), without: Sequence[str]
 
 
 def recipe_from_yaml(
-    text: str, name: str, overrides: Sequence[str] = (), without: Sequence[str] = ()
+    text: str,
+    name: str,
+    overrides: Sequence[str] = (),
+    without: Sequence[str] = (),
+    label: str = "checkpoint",
 ) -> Recipe:
-    """A recipe from the YAML of a resolved one (see `Recipe.to_yaml`)."""
-    stored = _plain("checkpoint", lambda: OmegaConf.create(text))
-    sources = [("checkpoint", stored), (COMMAND_LINE, _parse_overrides(overrides))]
-    return _resolve(name, sources, "checkpoint", without)
+    """A recipe from the YAML of a resolved one (see `Recipe.to_yaml`); errors call it `label`."""
+    stored = _plain(label, lambda: _parse(text))
+    sources = [(label, stored), (COMMAND_LINE, _parse_overrides(overrides))]
+    return _resolve(name, sources, label, without)
 
 
 def _resolve(
@@ -151,7 +157,8 @@ def _read_chain(path: Path, children: tuple[Path, ...]) -> Iterator[tuple[str, d
     real = path.resolve()
     if real in children:
         raise UserError(f"{path}: extends itself through {children[-1]}")
-    values = _plain(f"{path}: not readable as YAML", lambda: OmegaConf.load(path))
+    text = read_text(path)
+    values = _plain(f"{path}: not readable as YAML", lambda: _parse(text))
     parent = values.pop("extends", None)
     if parent is not None:
         if not isinstance(parent, str):
@@ -187,13 +194,20 @@ def _other_task(key: str, below: Any, above: Any) -> bool:
 def _plain(label: str, make: Callable[[], Any], *, resolve: bool = False) -> dict[str, Any]:
     """What OmegaConf makes, as plain containers with text as keys."""
     try:
-        made = OmegaConf.to_container(make(), resolve=resolve, throw_on_missing=resolve)
+        with own_resolvers():
+            made = OmegaConf.to_container(make(), resolve=resolve, throw_on_missing=resolve)
     except UNREADABLE as error:
         raise UserError(f"{label}: {error}") from None
     if not isinstance(made, dict):
         raise UserError(f"{label}: a recipe is a mapping of sections, got a list")
     values: dict[str, Any] = _text_keys(made)
     return values
+
+
+def _parse(text: str) -> Any:
+    if check_plain(text) == "scalar":
+        raise UserError("a recipe is a mapping of sections, got a single value")
+    return OmegaConf.create(text)
 
 
 def _text_keys(value: Any) -> Any:
@@ -213,7 +227,9 @@ def _parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
 
 def _check_value(key: str, value: str) -> None:
     try:
-        safe_load(value)
+        check_plain(value)
+    except UserError as error:
+        raise UserError(f"{COMMAND_LINE}: {key}: {error}") from None
     except YAMLError:
         raise UserError(
             f"{COMMAND_LINE}: {key}: {value} is no YAML; a text that begins with * or & needs "

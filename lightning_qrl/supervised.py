@@ -62,26 +62,32 @@ class SupervisedModule(PolicyModule):
 
     @override
     def training_step(self, batch: Experience, batch_idx: int) -> Tensor:
+        loss, logged = self.loss_of(batch)
+        self.log_dict({**logged, "step": float(self.global_step + 1)})
+        return loss
+
+    @override
+    def loss_of(self, batch: Experience) -> tuple[Tensor, dict[str, Tensor]]:
         inputs_BS, targets_BS = batch.input_ids_BT[:, :-1], batch.input_ids_BT[:, 1:]
         weight = getattr(self.model.config, "router_aux_loss_coef", 0.0)
         routed = {"output_router_logits": True} if weight else {}
         output = self.model(input_ids=inputs_BS, use_cache=False, **routed)
         logprobs_BS, _ = token_logprobs(output.logits, targets_BS)
         loss = -logprobs_BS.masked_fill(~batch.mask_BS, 0.0).sum() / batch.step.tokens
-        self.log_dict({"train/loss": loss, "step": float(self.global_step + 1)})
+        logged = {"train/loss": loss.detach()}
         if weight:
             read_N = inputs_BS.flatten() != self.policy.pad_id
             chosen = self.model.config.num_experts_per_tok
             each = [imbalance(logits_NE[read_N], chosen) for logits_NE in output.router_logits]
             balance = torch.stack(each).mean()
-            self.log("train/router_imbalance", balance)
+            logged["train/router_imbalance"] = balance.detach()
             loss = loss + weight * balance
-        return loss * batch.step.scale
+        return loss * batch.step.scale, logged
 
     @override
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
-        grads = [p.grad for p in self.parameters() if p.grad is not None]
-        self.log("train/grad_norm", torch.nn.utils.get_total_norm(grads))
+        super().on_before_optimizer_step(optimizer)
+        self.log("train/grad_norm", self.grad_norm)
         self.log("train/learning_rate", optimizer.param_groups[0]["lr"])
 
 

@@ -5,27 +5,42 @@ built and the plan is committed to the architecture on the meta device (`rehears
 folder and the tracking server are tried, and only then a run exists.
 """
 
-import platform
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import lightning as L
-import torch
 from lightning.pytorch.trainer.states import TrainerStatus
 
-import lightning_qrl
 from lightning_qrl.arguments import make
 from lightning_qrl.build import Run, build
+from lightning_qrl.launch.checkpoints import WholeCheckpoints, full_disk_in_one_line
 from lightning_qrl.launch.origin import Origin, check_origin, find_origin, same_run
-from lightning_qrl.launch.process import INTERRUPTED, TERMINATED, quiet, sigterm_exits, undisturbed
+from lightning_qrl.launch.process import (
+    INTERRUPTED,
+    asking,
+    name_callback,
+    not_hiding_an_error,
+    quiet,
+    undisturbed,
+)
+from lightning_qrl.launch.provenance import (
+    datasets_of,
+    environment_tags,
+    error_line,
+    peak_memory,
+    recipe_tags,
+)
 from lightning_qrl.launch.rehearsal import check_trainer, make_trainer, rehearse
+from lightning_qrl.launch.stopping import StopAtPhaseEnd
+from lightning_qrl.policy import weights_sha256
 from lightning_qrl.precision import PrecisionPlan
 from lightning_qrl.recipe import Recipe
 from lightning_qrl.reports.plan import plan_columns, plan_text
-from lightning_qrl.tracking import MLflowRun, Status, git_tags
+from lightning_qrl.tracking import MLflowRun, Status
 from lightning_qrl.tracking import tags as tags_
+from lightning_qrl.tracking.models import Policies
 
 __all__ = ["Origin", "Outcome", "check", "find_origin", "launch", "rehearse"]
 
@@ -85,17 +100,27 @@ def launch(
         UserError: the recipe, the folder, the server or the checkpoint is at fault.
     """
     run, plan, record, trainer = check(recipe, origin)
+    request = next(c.request for c in trainer.checkpoint_callbacks if isinstance(c, StopAtPhaseEnd))
     status: Status = "FAILED"
     exit_code = 1
     try:
-        with quiet(), sigterm_exits():
+        with quiet(), asking(request), full_disk_in_one_line(record):
             _start(record, recipe, plan, run, origin, tags or {})
+            request.exit_if_asked()
             _train(trainer, recipe, run, record, origin)
         status, exit_code = "FINISHED", 0
-    except (KeyboardInterrupt, SystemExit) as stop:  # Lightning exits when it is interrupted
-        status, exit_code = "KILLED", TERMINATED if stop.args == (TERMINATED,) else INTERRUPTED
+    except Exception as error:
+        name_callback(error, run.callbacks)
+        if record.begun:
+            with not_hiding_an_error(True):
+                record.set_tags({tags_.ERROR: error_line(error)})
+        raise
+    except (KeyboardInterrupt, SystemExit):  # Lightning exits when it is interrupted
+        status, exit_code = "KILLED", request.exit_code or INTERRUPTED
     finally:
-        with undisturbed():
+        with undisturbed(), not_hiding_an_error(exit_code == 1):
+            if record.begun:
+                record.log_metrics(peak_memory(), trainer.global_step)
             record.finish(status)
     evaluations, folder = run.module.evaluations, record.run_folder
     return Outcome(evaluations, plan.summary(), folder, record, status, exit_code)
@@ -111,11 +136,19 @@ def _train(
         "recipe_name": recipe.name,
         "run_id": record.run_id,
     }
+    record.policies = Policies(
+        recipe.name,
+        recipe_tags(recipe),
+        lambda folder: run.module.policy.save(run.module.model, folder),
+        lambda: trainer.global_step,
+    )
     trainer.fit(run.module, run.data, ckpt_path=None if origin is None else origin.checkpoint)
     if trainer.state.status != TrainerStatus.FINISHED:
         raise KeyboardInterrupt
     if trainer.is_global_zero:
-        run.module.policy.save(run.module.model, record.run_folder / "policy")
+        folder = record.run_folder / "policy"
+        run.module.policy.save(run.module.model, folder)
+        record.log_policy(folder, weights_sha256(run.module.model))
 
 
 def _make_record(recipe: Recipe) -> MLflowRun:
@@ -141,15 +174,10 @@ def _start(
         print(said, file=sys.stderr)
     if not continues:
         tags = {
-            tags_.RECIPE: recipe.name,
-            tags_.RECIPE_HASH: recipe.hash(),
-            tags_.SEED: str(recipe.values.get("seed", 0)),
-            "qrl.version": lightning_qrl.__version__,
-            "qrl.torch": torch.__version__,
-            "qrl.python": platform.python_version(),
+            **recipe_tags(recipe),
+            **environment_tags(recipe),
             "qrl.policy": run.module.policy.name,
             "qrl.plan": plan.summary(),
-            **git_tags(Path(lightning_qrl.__file__).parent),
             **further,
         }
         if origin is not None:
@@ -158,19 +186,15 @@ def _start(
     record.log_text(recipe.to_yaml(), "recipe.yaml")
     record.log_text(plan_text(plan.table()), "plan.txt")
     record.log_json(plan_columns(plan.table()), "plan.json")
+    record.log_datasets(datasets_of(recipe, run.module.task))
+    record.watch_system()
 
 
 def _make_trainer(run: Run, record: MLflowRun) -> L.Trainer:
-    callbacks = list(run.callbacks.values())
-    saves = run.trainer_args.get("enable_checkpointing", any(map(_is_checkpointing, callbacks)))
     return make_trainer(
         run,
-        enable_checkpointing=saves,
-        callbacks=callbacks,
+        last=[StopAtPhaseEnd(record)],
         logger=record,
         default_root_dir=str(record.root),
+        plugins=[WholeCheckpoints()],
     )
-
-
-def _is_checkpointing(callback: L.Callback) -> bool:
-    return isinstance(callback, L.pytorch.callbacks.Checkpoint)

@@ -4,12 +4,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from lightning_qrl.asynchrony.pipeline import check_queue
 from lightning_qrl.build import Run
 from lightning_qrl.data import RolloutData
 from lightning_qrl.errors import UserError
+from lightning_qrl.launch.checkpoints import FOLDER, newest_first, newest_sound, read_checkpoint
 from lightning_qrl.launch.rehearsal import corrections_of, replays_routes
 from lightning_qrl.recipe import Recipe, recipe_from_yaml
 from lightning_qrl.tracking import MLflowRun
@@ -48,32 +47,40 @@ def find_origin(resume: str, uri: str | None) -> Origin:
     Raises:
         UserError: there is no such run or checkpoint, or it is none of ours.
     """
-    path = _newest_checkpoint(resume, uri)
+    path, *older = _checkpoints(resume, uri)
     try:
-        saved = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        return _read_origin(path)
+    except UserError as error:
+        sound = newest_sound(older)
+        if sound is None:
+            raise
+        raise UserError(f"{error}; the next older one is sound: qrl fit --resume {sound}") from None
+
+
+def _read_origin(path: Path) -> Origin:
+    saved = read_checkpoint(path)
+    try:
         ours = saved["lightning_qrl"]
         recipe = recipe_from_yaml(ours["recipe"], ours["recipe_name"])
         shapes = {name: tuple(tensor.shape) for name, tensor in saved["state_dict"].items()}
         queue = saved.get(RolloutData.__name__, {})  # so Lightning names it
         return Origin(path, recipe, ours["run_id"], saved["global_step"], shapes, queue)
-    except Exception as error:  # torch raises half a dozen kinds for a damaged file
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        reason = reason.partition(", please ")[0]  # torch's advice is for whoever wrote the file
-        raise UserError(f"checkpoint {path} is damaged or not written by qrl: {reason}") from error
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise UserError(f"checkpoint {path} is damaged or not written by qrl: {error}") from error
 
 
-def _newest_checkpoint(resume: str, uri: str | None) -> Path:
+def _checkpoints(resume: str, uri: str | None) -> list[Path]:
+    """The checkpoint that is meant; of a run all of them, the newest first."""
     path = Path(resume)
     if path.is_file():
-        return path
+        return [path]
     if path.suffix == ".ckpt":
         raise UserError(f"checkpoint {resume}: there is no such file")
     run_folder = path if path.is_dir() else MLflowRun(uri=uri).find(resume)
-    files = (run_folder / "checkpoints").glob("*.ckpt")
-    newest = max(files, key=lambda file: file.stat().st_mtime, default=None)
-    if newest is None:
-        raise UserError(f"run {resume} has no checkpoint in {run_folder / 'checkpoints'}")
-    return newest
+    files = newest_first(run_folder / FOLDER)
+    if not files:
+        raise UserError(f"run {resume} has no checkpoint in {run_folder / FOLDER}")
+    return files
 
 
 def check_origin(origin: Origin, run: Run, ranks: int) -> None:

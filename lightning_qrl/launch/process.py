@@ -1,18 +1,21 @@
 """What surrounds a run in its process: signals, and what other libraries say."""
 
 import logging
+import os
 import signal
+import sys
 import threading
+import traceback
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import NoReturn
 
 from huggingface_hub.utils.tqdm import enable_progress_bars
 from transformers.utils import logging as transformers_logging
 
 INTERRUPTED, TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM  # exit codes of a shell
+STOPPING = b"qrl: stopping after this step; again to stop at once\n"
 
 
 @contextmanager
@@ -40,21 +43,62 @@ def quiet() -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
+class StopRequest:
+    """What SIGINT (Ctrl-C) or SIGTERM has asked for.
+
+    Attributes:
+        exit_code: of a process that does it, as of a shell; None as long as nothing was asked.
+    """
+
+    def __init__(self) -> None:
+        self.exit_code: int | None = None
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        """The signal handler: the first signal is kept for whoever looks, a second one exits."""
+        if self.exit_code is not None:
+            raise SystemExit(128 + number)
+        self.exit_code = 128 + number
+        with suppress(OSError):  # nobody may be listening
+            os.write(2, STOPPING)  # a handler may interrupt a print, so it cannot print
+
+    def exit_if_asked(self) -> None:
+        """Leave by SystemExit with the exit code, if that was asked for."""
+        if self.exit_code is not None:
+            raise SystemExit(self.exit_code)
+
+
 @contextmanager
-def sigterm_exits() -> Iterator[None]:
-    """SIGTERM stops the run at once, as SIGINT does; Lightning alone lets the step end."""
-
-    def stop(number: int, frame: FrameType | None) -> NoReturn:
-        raise SystemExit(TERMINATED)
-
+def asking(request: StopRequest) -> Iterator[None]:
+    """Signals ask a run to stop, and only a second one breaks it off."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, stop)
+    before = {n: signal.signal(n, request) for n in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def name_callback(error: BaseException, callbacks: Mapping[str, object]) -> None:
+    """Have a traceback end with the key of the callback that it passed through, if any."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    for key, callback in callbacks.items():
+        if any(frame.f_locals.get("self") is callback for frame in frames):
+            error.add_note(f"raised in callbacks.{key}")
+
+
+@contextmanager
+def not_hiding_an_error(raised: bool) -> Iterator[None]:
+    """What fails while the end of a failed run is recorded does not hide why the run failed."""
+    try:
+        yield
+    except Exception as error:
+        if not raised:
+            raise
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        print(f"note: how the run ended could not be recorded: {reason}", file=sys.stderr)
 
 
 @contextmanager

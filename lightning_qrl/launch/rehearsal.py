@@ -5,9 +5,11 @@ trainer for a CPU, whatever machine the recipe is for: so any machine can check 
 """
 
 import warnings
+from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import lightning as L
+from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 from transformers import PreTrainedModel
 
 from lightning_qrl.arguments import REJECTED
@@ -22,7 +24,7 @@ from lightning_qrl.precision import PrecisionPlan
 from lightning_qrl.precision.backends import find_chip
 from lightning_qrl.precision.plan import Declares
 
-ANYWHERE = {"accelerator": "cpu", "devices": 1, "num_nodes": 1, "strategy": "auto"}
+ANYWHERE: dict[str, Any] = {"accelerator": "cpu", "devices": 1, "num_nodes": 1, "strategy": "auto"}
 
 
 @runtime_checkable
@@ -78,17 +80,30 @@ def rehearse(run: Run) -> PrecisionPlan:
                 raise UserError(f"callbacks.{key}: {error}") from None
     with quiet(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of what a CPU lacks
-        trainer = make_trainer(run, **ANYWHERE, logger=False, enable_checkpointing=False)
+        trainer = make_trainer(run, **ANYWHERE, logger=False)
     check_trainer(run, trainer)
     return plan
 
 
-def make_trainer(run: Run, **given: Any) -> L.Trainer:
+def make_trainer(run: Run, last: Sequence[Checkpoint] = (), **given: Any) -> L.Trainer:
     """Lightning's Trainer of a run; what is given replaces what the recipe says.
+
+    Args:
+        run: its callbacks are the Trainer's.
+        last: further ones, which are called after these.
+        given: arguments of the Trainer.
 
     Raises:
         UserError: its arguments do not fit one another or this machine.
     """
+    callbacks = list(run.callbacks.values())
+    saves = any(isinstance(callback, Checkpoint) for callback in callbacks)
+    wanted = run.trainer_args.get("enable_checkpointing")
+    if wanted and not saves:
+        callbacks.append(ModelCheckpoint())  # as Lightning does, where it sees no other
+    refused = wanted is False and saves  # by Lightning, in its words
+    given["enable_checkpointing"] = not refused and bool(saves or wanted or last)
+    given["callbacks"] = [*callbacks, *last]
     try:
         return L.Trainer(**{**run.trainer_args, **given})
     except (*REJECTED, RuntimeError) as error:

@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-import torch
 from torch import nn
 
 from lightning_qrl.analysis.quantization_error import weight_error
 from lightning_qrl.build import build
 from lightning_qrl.errors import UserError
 from lightning_qrl.formats import Format
+from lightning_qrl.launch.checkpoints import read_checkpoint
 from lightning_qrl.launch.origin import find_origin
 from lightning_qrl.policy import Policy
 from lightning_qrl.precision.groups import place_and_kind, weight_of
@@ -32,7 +32,7 @@ def load_policy(checkpoint: str) -> nn.Module:
         return Policy(checkpoint).build()
     origin = find_origin(checkpoint, None)
     model = build(origin.recipe).module.policy.skeleton()
-    saved = torch.load(origin.checkpoint, map_location="cpu", weights_only=True, mmap=True)
+    saved = read_checkpoint(origin.checkpoint)
     state = {name.removeprefix("model."): t for name, t in saved["state_dict"].items()}
     try:
         model.load_state_dict(state, assign=True)
