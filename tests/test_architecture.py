@@ -52,7 +52,7 @@ def test_the_import_contracts_hold():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("library", ["torchao", "transformer_engine", "vllm"])
+@pytest.mark.parametrize("library", ["ray", "torchao", "transformer_engine", "vllm"])
 def test_one_file_wraps_each_optional_library(library):
     wrappers = [str(f.relative_to(ROOT)) for f in sources() if library in imported_roots(f)]
     assert len(wrappers) <= 1, f"{library} is imported by {wrappers}"

@@ -13,6 +13,7 @@ from callbacks.forward_quantization import ForwardQuantization
 from callbacks.fp16 import FP16
 from callbacks.gradient_noise_scale import GradientNoiseScale
 from callbacks.held_out_evaluation import HeldOutEvaluation
+from callbacks.nonfinite_guard import NonfiniteGuard
 from callbacks.quantization_monitor import QuantizationMonitor
 from callbacks.rejection_sampling import RejectionSampling
 from callbacks.router_replay import RouterReplay
@@ -46,6 +47,7 @@ def logged(train, fit, recorder, tiny_policy, moe_policy, parity, ragged):
         FP16("attention", initial_scale=16.0),
         GradientNoiseScale(),
         HeldOutEvaluation(2, 1, [1, 2]),
+        NonfiniteGuard("skip"),
         QuantizationMonitor(1),
         RejectionSampling(),
         ScoreCentering(8),

@@ -128,7 +128,7 @@ def test_an_error_names_the_file_that_set_the_key_last(write):
         ("a: [", "not readable as YAML"),
         ("a: 1\na: 2", "not readable as YAML"),
         ("- a\n- b", "a recipe is a mapping"),
-        ("just words", "no such section"),
+        ("just words", "got a single value"),
         ("5", "not readable as YAML"),
         (b"\x00\x01\x02\xff", "not readable as YAML"),
         (b"\xff\xfe\xfa", "not readable as YAML"),

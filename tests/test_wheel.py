@@ -46,6 +46,11 @@ def test_every_asset_is_carried(wheel_files):
     assert assets <= wheel_files
 
 
+def test_the_page_of_a_comparison_has_its_template(wheel_files):
+    page = "lightning_qrl/reports/page"
+    assert {f"{page}/page.html.j2", f"{page}/page.css"} <= wheel_files
+
+
 def test_both_packages_are_typed(wheel_files):
     assert {"lightning_qrl/py.typed", "callbacks/py.typed"} <= wheel_files
 

@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from lightning_qrl.cli import doctor, fit, inspect, plan, recipes, sensitivity
+from lightning_qrl.cli import ablate, compare, doctor, fit, inspect, plan, recipes, sensitivity
 from lightning_qrl.errors import UserError
 
 app = typer.Typer(
@@ -16,6 +16,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("fit")(fit.fit)
+app.command("ablate")(ablate.ablate)
+app.command("compare")(compare.compare)
 app.command("plan")(plan.plan)
 app.command("inspect")(inspect.inspect)
 app.command("sensitivity")(sensitivity.sensitivity)

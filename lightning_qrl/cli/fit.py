@@ -12,6 +12,7 @@ from lightning_qrl.errors import UserError
 
 if TYPE_CHECKING:
     from lightning_qrl.launch import Origin
+    from lightning_qrl.launch.rerun import Original
     from lightning_qrl.recipe import Recipe
 
 
@@ -25,6 +26,10 @@ def fit(
         str | None,
         typer.Option(metavar="RUN|CKPT", help="Continue a run (id or name) or a checkpoint file."),
     ] = None,
+    rerun: Annotated[
+        str | None,
+        typer.Option(metavar="RUN", help="Repeat a run (id or name) from what MLflow holds."),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check everything and print the resolved recipe.")
     ] = False,
@@ -33,22 +38,58 @@ def fit(
 
     Example: qrl fit --recipe 4bitter.yaml --without bf16_tail seed=1 trainer.max_steps=50
     """
+    if rerun is not None:
+        if recipe is not None or resume is not None or without:
+            raise UserError("--rerun repeats a run as it was: no --recipe, --resume, --without")
+        _repeat(rerun, overrides or (), dry_run=dry_run)
+        return
     if recipe is None and resume is None:
-        raise UserError("give --recipe, or --resume to continue a run")
+        raise UserError("give --recipe, or --resume to continue a run, or --rerun to repeat one")
     chosen, origin = _chosen(recipe, resume, overrides or (), without or ())
+    _train(chosen, origin, dry_run=dry_run)
+
+
+def _train(
+    chosen: "Recipe",
+    origin: "Origin | None" = None,
+    original: "Original | None" = None,
+    *,
+    dry_run: bool,
+) -> None:
+    """Check or train, and say what came of it."""
     with quiet_imports():
         from lightning_qrl.launch import check, launch
         from lightning_qrl.reports.summary import summary
+        from lightning_qrl.tracking.tags import RERUN_OF
 
     if dry_run:
         check(chosen, origin)
         print(chosen.to_yaml(), end="")
         return
-    outcome = launch(chosen, origin)
+    outcome = launch(chosen, origin, {} if original is None else {RERUN_OF: original.run_id})
     evaluates = "held_out_evaluation" in chosen.values["callbacks"]
     ended = outcome.status, outcome.plan, outcome.evaluations, outcome.run
     print(summary(*ended, evaluates=evaluates))
+    if original is not None:
+        print(original.verdict(outcome.run.policy_sha256))
     sys.exit(outcome.exit_code)
+
+
+def _repeat(rerun: str, overrides: Sequence[str], *, dry_run: bool) -> None:
+    """Train as a run in MLflow was trained; say first what has changed around it."""
+    from lightning_qrl.recipe import recipe_from_yaml
+
+    with quiet_imports():
+        from lightning_qrl.launch.provenance import environment_tags
+        from lightning_qrl.launch.rerun import find_original
+
+    uri = recipe_from_yaml("{}", rerun, overrides).flat().get("tracking.uri")
+    original = find_original(rerun, uri, overrides)
+    if not dry_run:
+        differences = original.differences(environment_tags(original.recipe))
+        said = differences or ["the code, the packages and the machine are as they were"]
+        print("\n".join([f"repeats  run {original.run_id}", *said]), flush=True)
+    _train(original.recipe, original=original, dry_run=dry_run)
 
 
 def _chosen(

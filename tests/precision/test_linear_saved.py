@@ -56,19 +56,19 @@ def nbytes(tensors):
     return sum(tensor.nbytes for tensor in tensors)
 
 
-# bits a value, block scales included; and how many FP32 outer scales a matrix of R rows has
+# bits a value, block scales included; FP32 outer scales a matrix and a row
 SIZES = [
-    (NVFP4_TENSOR, 4.5, lambda rows: 1),
-    (NVFP4_ROW, 4.5, lambda rows: rows),
-    (get_format("nvfp4", block=(16, 16)), 4 + 8 / 256, lambda rows: 1),
-    (get_format("nvfp4", outer_scale="none", hadamard=16), 4.5, lambda rows: 0),
-    (get_format("mxfp4"), 4.25, lambda rows: 0),
-    (get_format("mxfp6_e2m3"), 6.25, lambda rows: 0),
-    (get_format("mxfp8"), 8.25, lambda rows: 0),
-    (get_format("fp8_e4m3"), 8, lambda rows: 1),
-    (get_format("fp8_e4m3", outer_scale="row"), 8, lambda rows: rows),
-    (INT4_GROUPS, 5, lambda rows: 0),
-    (get_format("bf16"), 16, lambda rows: 0),
+    (NVFP4_TENSOR, 4.5, (1, 0)),
+    (NVFP4_ROW, 4.5, (0, 1)),
+    (get_format("nvfp4", block=(16, 16)), 4 + 8 / 256, (1, 0)),
+    (get_format("nvfp4", outer_scale="none", hadamard=16), 4.5, (0, 0)),
+    (get_format("mxfp4"), 4.25, (0, 0)),
+    (get_format("mxfp6_e2m3"), 6.25, (0, 0)),
+    (get_format("mxfp8"), 8.25, (0, 0)),
+    (get_format("fp8_e4m3"), 8, (1, 0)),
+    (get_format("fp8_e4m3", outer_scale="row"), 8, (0, 1)),
+    (INT4_GROUPS, 5, (0, 0)),
+    (get_format("bf16"), 16, (0, 0)),
 ]
 
 
@@ -76,11 +76,11 @@ SIZES = [
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_an_activation_takes_the_bytes_of_its_format(format, bits, outer_scales, dtype):
     x = torch.randn(N, I, dtype=dtype)  # wants no gradient, so W is not kept
-    codes = N * I * bits / 8
+    codes, (whole, each_row) = N * I * bits / 8, outer_scales
     dequantized = kept(make_whole_layer(NVFP4_TENSOR, format, "dequantized"), x)
-    assert nbytes(dequantized) == codes + 4 * outer_scales(N)
+    assert nbytes(dequantized) == codes + 4 * (whole + each_row * N)
     quantized = kept(make_whole_layer(NVFP4_TENSOR, format, "quantized"), x)
-    assert nbytes(quantized) == codes + 4 * outer_scales(I)
+    assert nbytes(quantized) == codes + 4 * (whole + each_row * I)
     (original,) = kept(make_whole_layer(NVFP4_TENSOR, format, "high_precision"), x)
     assert original.data_ptr() == x.data_ptr()
 
