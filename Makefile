@@ -12,6 +12,7 @@ ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist worksteal
 PINNED := --constraint constraints.txt
 SOURCES := lightning_qrl callbacks tests $(wildcard benchmarks experiments)
 
@@ -26,7 +27,7 @@ fit: $(VENV)/.installed
 	$(BIN)/qrl fit --recipe 4bitter.yaml $(ARGS)
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest $(ARGS)
+	$(PYTEST) $(ARGS)
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check $(SOURCES)
@@ -34,7 +35,7 @@ check: $(VENV)/.installed-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/codespell
-	$(BIN)/python -m pytest $(ARGS)
+	$(PYTEST) $(ARGS)
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix $(SOURCES)

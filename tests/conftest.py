@@ -10,6 +10,8 @@ from typing import Any
 # Before torch: compiling kernels takes seconds each, and changes no number. Whatever tests that
 # turns it on (tests/formats/test_compiling.py).
 os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
+if "PYTEST_XDIST_WORKER" in os.environ:  # workers, and what they start, share the cores
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import lightning as L
 import pytest

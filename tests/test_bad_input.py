@@ -148,7 +148,9 @@ def test_the_commands_that_only_look_find_it_too(refused, command):
 
 
 def test_neither_recipe_nor_run(refused):
-    assert refused("fit") == "give --recipe, or --resume to continue a run"
+    assert (
+        refused("fit") == "give --recipe, or --resume to continue a run, or --rerun to repeat one"
+    )
 
 
 def test_an_unknown_callback_to_leave_out(refused):

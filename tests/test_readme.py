@@ -5,6 +5,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+from recorded import Store, large_experiment
 from typer.testing import CliRunner
 
 from lightning_qrl.cli import app
@@ -33,13 +34,23 @@ def test_readme_has_commands():
     assert len(commands()) >= 6
 
 
-@pytest.mark.parametrize("command", commands())
+def marked(command):
+    """An ablation is several processes, which take their time to begin."""
+    slow = command.startswith("qrl ablate")
+    return pytest.param(command, marks=pytest.mark.slow) if slow else command
+
+
+@pytest.mark.parametrize("command", map(marked, commands()))
 def test_command_runs(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
     arguments = shlex.split(command)[1:]
-    if arguments[0] == "fit":
+    if arguments[0] in ("fit", "ablate"):
         arguments += SHRINK
+    if arguments[0] == "ablate":
+        arguments += ["--drop", "bf16_tail", "--seeds", "1"]  # the last --seeds counts
+    if arguments[0] == "compare":
+        large_experiment(Store(tmp_path), arms=2, seeds=2, steps=10)
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
 
