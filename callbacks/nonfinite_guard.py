@@ -5,30 +5,26 @@ moments and the optimizer's own count of steps stay bit for bit. Then
 
     stop       the run ends; the message names the step and the first layer (`analysis.nonfinite`)
     skip       the run goes on with the next step
-    restore    weights and moments become those of the run's newest checkpoint when the rollout
-               ends; steps, learning rate and data are not turned back
+    restore    weights and moments become those of the run's newest sound checkpoint when the
+               rollout ends; steps, learning rate and data are not turned back
 
-    train/nonfinite_steps    such steps since the run began; not with ``stop``
+    train/nonfinite_steps    steps not taken since the run began; not with ``stop``
 
+Weights or a sampler's logits that are not finite cannot be skipped; one rank restores them at once.
 Under loss scaling an infinite gradient is the scaler's to act on. All ranks decide alike.
 """
 
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import lightning as L
-from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 from typing_extensions import override
 
 from callbacks.base import StepCallback, check_at_least_1, policy_module
-from lightning_qrl.errors import UserError
-from lightning_qrl.launch.checkpoints import last_good
-from lightning_qrl.launch.divergence import checkpoints_of, describe, diverges, saves, take_over
+from lightning_qrl.launch import divergence
 from lightning_qrl.policy_module import PolicyModule
-
-OnNonfinite = Literal["stop", "skip", "restore"]
 
 
 class NonfiniteGuard(StepCallback):
@@ -45,7 +41,7 @@ class NonfiniteGuard(StepCallback):
 
     def __init__(
         self,
-        on_nonfinite: OnNonfinite = "stop",
+        on_nonfinite: divergence.OnNonfinite = "stop",
         largest_norm: float | None = None,
         patience: int = 10,
     ) -> None:
@@ -62,14 +58,15 @@ class NonfiniteGuard(StepCallback):
 
     def check_trainer(self, trainer: L.Trainer) -> None:
         """Raise UserError where there will be nothing to restore."""
-        if self.on_nonfinite == "restore" and not saves(trainer):
-            raise UserError("on_nonfinite=restore needs a ModelCheckpoint among the callbacks")
+        if self.on_nonfinite == "restore":
+            divergence.check_saves(trainer)
 
     @override
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self.check_trainer(trainer)
         module = policy_module(pl_module, self)
         module.may_step = partial(self._may_step, trainer, module)
+        module.mends = partial(self._mends, trainer, module)
 
     @override
     def on_train_batch_start(self, trainer: Any, pl_module: Any, *batch: Any) -> None:
@@ -81,23 +78,26 @@ class NonfiniteGuard(StepCallback):
 
     def _may_step(self, trainer: L.Trainer, module: PolicyModule) -> bool:
         loss, self._loss = float(self._loss), 0.0
-        if self._restores is not None:
-            return False  # until the rollout ends
-        if not diverges(trainer, module, loss, self.largest_norm):
-            self._in_a_row = 0
-            return True
-        self._count, self._in_a_row = self._count + 1, self._in_a_row + 1
-        self._act(trainer, describe(module, loss, self._batches))
+        if self._restores is None:  # else steps are withheld until the rollout ends
+            if not divergence.diverges(trainer, module, loss, self.largest_norm):
+                self._in_a_row = 0
+                return True
+            self._act(trainer, divergence.describe(trainer, module, loss, self._batches))
+        self._count += 1
         return False
 
+    def _mends(self, trainer: L.Trainer, module: PolicyModule, what: str) -> bool:
+        if self.on_nonfinite != "restore" or trainer.world_size > 1:  # one rank may see it alone
+            return False
+        self._act(trainer, what)
+        divergence.take_over(trainer, self._restores)
+        self._restores = None
+        return True
+
     def _act(self, trainer: L.Trainer, what: str) -> None:
-        files, said = checkpoints_of(trainer), f"step {trainer.global_step + 1}: {what}"
-        ends = self.on_nonfinite == "stop" or self._in_a_row >= self.patience
-        if ends or (self.on_nonfinite == "restore" and not files):
-            raise UserError(f"nonfinite_guard: {said}; {last_good(files)}; lower optimizer.lr")
-        self._restores = files[0] if self.on_nonfinite == "restore" else None
-        then = f"{files[0]} is restored, steps count on" if self._restores else "skipped"
-        rank_zero_only(print)(f"note: {said}; {then}", flush=True)
+        self._in_a_row += 1
+        kept = self.on_nonfinite if self._in_a_row < self.patience else "stop"
+        self._restores = divergence.act(trainer, what, kept)
 
     @override
     def after_step(self, trainer: L.Trainer, pl_module: L.LightningModule, step: int) -> None:
@@ -107,9 +107,9 @@ class NonfiniteGuard(StepCallback):
 
     @override
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if self._restores is not None:
-            take_over(trainer, self._restores)
-            self._restores = None
+        divergence.check_weights(trainer, policy_module(pl_module, self))
+        divergence.take_over(trainer, self._restores)
+        self._restores = None
 
     @override
     def state_dict(self) -> dict[str, Any]:

@@ -5,17 +5,18 @@ defaults the defaults. There is no second schema that could disagree with it.
 """
 
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, get_type_hints
 
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
-from lightning_qrl.errors import UserError
+from lightning_qrl.errors import UserError, described
 from lightning_qrl.plugins import load_plugin, nearest, plugin_names
 from lightning_qrl.recipe import Recipe
 
-REJECTED = (ValueError, TypeError, MisconfigurationException)  # what constructors raise
+REJECTED = (ValueError, MisconfigurationException)  # in which constructors explain themselves
 LENIENT = ConfigDict(arbitrary_types_allowed=True)
 
 
@@ -63,7 +64,7 @@ def check_arguments(
 def _type_hints(target: Callable[..., Any]) -> dict[str, Any]:
     try:
         return get_type_hints(target.__init__ if inspect.isclass(target) else target)
-    except NameError:  # names that another package imports for type checkers only
+    except Exception:  # such as names that another package imports for type checkers only
         return {}
 
 
@@ -137,9 +138,18 @@ def make(
     extra = extra or {}
     injected: Collection[str] = extra.keys()
     check_arguments(recipe, path, given, target, injected)
-    try:
+    with naming(recipe, path):
         return target(**given, **extra)
+
+
+@contextmanager
+def naming(recipe: Recipe, path: str) -> Iterator[None]:
+    """Turn whatever is raised inside into one line that names a file and a dotted key."""
+    try:
+        yield
     except UserError:
         raise
     except REJECTED as error:
-        raise recipe.error(path, str(error)) from None
+        raise recipe.error(path, str(error)) from error
+    except (Exception, SystemExit) as error:  # a constructor is anyone's code
+        raise recipe.error(path, described(error)) from error

@@ -1,7 +1,10 @@
 """From a recipe to the objects of a run: check every key, then construct.
 
-Constructors take plain keyword arguments, never the recipe. What they reject (`ValueError`) becomes
-one line that names the section.
+Constructors take plain keyword arguments, never the recipe. Whatever they raise becomes one line
+that names the section.
+
+A task or a callback may be a class of one's own. To import it is to run its module, whatever that
+does, before it is known what the class is; so a stranger's recipe is read before it is used.
 """
 
 import importlib
@@ -13,10 +16,10 @@ from typing import Any
 
 import lightning as L
 
-from lightning_qrl.arguments import check_arguments, make, make_named
+from lightning_qrl.arguments import check_arguments, make, make_named, naming
 from lightning_qrl.asynchrony.settings import KEYS
 from lightning_qrl.build_grpo import build_grpo, make_asynchrony
-from lightning_qrl.errors import UserError
+from lightning_qrl.errors import UserError, described, in_one_line
 from lightning_qrl.optimizer import AdamWSettings
 from lightning_qrl.plugins import load_plugin, nearest, plugin_names
 from lightning_qrl.policy import Policy
@@ -68,6 +71,11 @@ def build(recipe: Recipe) -> Run:
     Raises:
         UserError: the recipe is wrong; one line that names file and key.
     """
+    with in_one_line(f"recipe {recipe.name}"):
+        return _build(recipe)
+
+
+def _build(recipe: Recipe) -> Run:
     values = recipe.values
     policy = make(recipe, "policy", Policy, values.get("policy", {}))
     task = _make_task(recipe)
@@ -90,7 +98,7 @@ def _supervised(
         message = "only GRPO trains on what the policy samples; take it out"
         raise recipe.error("rollout.max_staleness", message)
     seed = {"seed": recipe.values.get("seed", 0)}
-    module = SupervisedModule(**parts, **seed)
+    module = make(recipe, "supervised", SupervisedModule, {}, parts | seed)
     extra = {
         "policy": parts["policy"],
         "prompts": parts["task"].prompts("train"),
@@ -122,7 +130,7 @@ def _check_prompts(recipe: Recipe, task: Task, split: Split) -> None:
     try:
         prompts = task.prompts(split)
     except Exception as error:  # a task is anyone's code, and may raise anything
-        reason = f"prompts({split!r}) failed: {type(error).__name__}: {error}"
+        reason = f"prompts({split!r}) failed: {described(error)}"
         raise recipe.error("task", reason) from error
     if not (isinstance(prompts, Sequence) and len(prompts)):
         reason = f"prompts({split!r}) must give a list of prompts, at least one; got {prompts!r}"
@@ -134,7 +142,8 @@ def _check_prompts(recipe: Recipe, task: Task, split: Split) -> None:
 
 
 def _make_engine(recipe: Recipe, policy: Policy) -> RolloutEngine:
-    ids = {"eos_id": policy.eos_id, "pad_id": policy.pad_id}
+    with naming(recipe, "policy"):
+        ids = {"eos_id": policy.eos_id, "pad_id": policy.pad_id}
     engine: RolloutEngine = make_named(
         recipe, "rollout", "lightning_qrl.rollouts", name_key="engine", extra=ids, others=KEYS
     )
@@ -147,6 +156,8 @@ def _trainer_args(recipe: Recipe) -> dict[str, Any]:
     steps = given.get("max_steps")
     if steps is None or steps < 1:
         raise recipe.error("trainer.max_steps", f"give the number of optimizer steps, got {steps}")
+    if given.get("profiler") == "xla":
+        raise recipe.error("trainer.profiler", "nothing here computes on XLA devices; take it out")
     parts = given.get("accumulate_grad_batches", 1)
     if parts < 1:
         raise recipe.error("trainer.accumulate_grad_batches", f"expected at least 1, got {parts}")
@@ -194,9 +205,11 @@ def _callback_class(recipe: Recipe, key: str, target: Any) -> type[L.Callback]:
 
 def _import(recipe: Recipe, path: str, target: Any) -> Any:
     module, _, name = str(target).rpartition(".")
+    if module.partition(".")[0] in sys.stdlib_module_names:  # some do things when imported
+        raise recipe.error(path, f"{target} is of Python's own library, which has no such class")
     if "" not in sys.path:
         sys.path.append("")  # a class of one's own may lie in the working directory
     try:
         return getattr(importlib.import_module(module), name)
     except (Exception, SystemExit) as error:  # a module is anyone's code, and may do anything
-        raise recipe.error(path, f"cannot import {target!r}: {error}") from None
+        raise recipe.error(path, f"cannot import {target!r}: {described(error)}") from None

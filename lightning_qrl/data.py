@@ -36,6 +36,8 @@ from lightning_qrl.regime import Regime
 from lightning_qrl.seeding import derive_seed
 from lightning_qrl.tasks.base import Prompt
 
+MOST_COMPLETIONS = 2**24  # of a rollout; each takes a kilobyte and more
+
 
 class RolloutData(L.LightningDataModule):
     """Rollout phases of a `GRPOModule`.
@@ -81,6 +83,11 @@ class RolloutData(L.LightningDataModule):
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
         completions = prompts_per_rollout * group_size
+        if completions > MOST_COMPLETIONS:
+            raise ValueError(
+                f"{completions} completions a rollout (prompts_per_rollout x group_size) are more "
+                f"than {MOST_COMPLETIONS}, which no machine holds"
+            )
         if completions % (minibatches * micro_batches):
             raise ValueError(
                 f"{completions} completions (prompts_per_rollout x group_size) do not divide into "

@@ -19,7 +19,7 @@ from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
 
 from lightning_qrl.plugins import nearest
 
-GIVEN = ("optimizer", "num_warmup_steps", "num_training_steps", "last_epoch", "kwargs")
+GIVEN = ("optimizer", "num_warmup_steps", "num_training_steps", "last_epoch")
 
 
 @dataclass(frozen=True)
@@ -96,12 +96,12 @@ class AdamWSettings:
 
 def _check_schedule(schedule: str, arguments: Mapping[str, float]) -> None:
     """Some schedules ignore arguments that they do not know: refuse these."""
-    schedules = [kind.value for kind in SchedulerType]
-    if schedule not in schedules:
-        raise ValueError(f"there is no schedule {schedule}; {nearest(schedule, schedules)}")
-    functions = cast(Mapping[str, Callable[..., Any]], TYPE_TO_SCHEDULER_FUNCTION)
-    signature = inspect.signature(functions[SchedulerType(schedule)])
-    known = [name for name in signature.parameters if name not in GIVEN]
+    functions = cast(Mapping[SchedulerType, Callable[..., Any]], TYPE_TO_SCHEDULER_FUNCTION)
+    schedules = {kind.value: list(inspect.signature(f).parameters) for kind, f in functions.items()}
+    by_step = [name for name, parameters in schedules.items() if "kwargs" not in parameters]
+    if schedule not in by_step:  # the others change the rate by a metric
+        raise ValueError(f"there is no schedule {schedule} by step; {nearest(schedule, by_step)}")
+    known = [name for name in schedules[schedule] if name not in GIVEN]
     for name in arguments:
         if name not in known:
             raise ValueError(f"schedule {schedule} has no argument {name}; {nearest(name, known)}")

@@ -10,14 +10,15 @@ business.
 """
 
 import difflib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any, Literal, cast
 
 import torch
-from safetensors import SafetensorError
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -27,11 +28,11 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from lightning_qrl.errors import UserError
+from lightning_qrl.errors import UserError, described, first_line
 
 ASSETS = Path(__file__).parent / "assets"
 WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin")
-UNLOADABLE = (OSError, ImportError, ValueError, TypeError, SafetensorError, UnpicklingError)
+TOLD = (OSError, ImportError, ValueError)  # in which transformers explains itself
 SaveDtype = Literal["float32", "bfloat16", "float16"]
 
 
@@ -95,14 +96,18 @@ class Policy:
     def build(self) -> PreTrainedModel:
         """The model, in FP32, in training mode."""
         if self.init == "random":
-            model = AutoModelForCausalLM.from_config(self._config(), dtype=torch.float32)
+            config = self._config()
+            with self._loading():
+                model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         else:
             model = self._load(AutoModelForCausalLM, dtype=torch.float32)
         return cast(PreTrainedModel, model.train())
 
     def skeleton(self) -> PreTrainedModel:
         """The model's architecture on the meta device: no weights are read or made."""
-        return _skeleton(self._config(), torch.float32)
+        config = self._config()
+        with self._loading():
+            return _skeleton(config, torch.float32)
 
     def save(self, model: PreTrainedModel, folder: Path) -> None:
         """Write weights, configuration and tokenizer: a folder that transformers and vLLM load."""
@@ -122,11 +127,17 @@ class Policy:
         return self._load(AutoConfig)
 
     def _load(self, auto: Any, **kwargs: Any) -> Any:
-        try:
+        with self._loading():
             # A policy's folder may hold code; it never runs, and nobody is asked whether it may.
             return auto.from_pretrained(**self._source, trust_remote_code=False, **kwargs)
-        except UNLOADABLE as error:
-            reason = str(error).strip().splitlines()[0]
+
+    @contextmanager
+    def _loading(self) -> Iterator[None]:
+        """What transformers raises for a folder that is no policy, of many kinds, is one line."""
+        try:
+            yield
+        except Exception as error:
+            reason = first_line(error) if isinstance(error, TOLD) else described(error)
             reason = reason.partition(" This file can still")[0]  # no advice to run what is in it
             raise UserError(f"policy {self.name} cannot be loaded: {reason}") from error
 
@@ -138,24 +149,24 @@ def _skeleton(config: Any, dtype: torch.dtype) -> PreTrainedModel:
 
 def _locate(name: str) -> dict[str, str]:
     """Arguments of `from_pretrained` for a policy's name."""
-    if (ASSETS / name / "config.json").is_file():
+    if os.path.isfile(ASSETS / name / "config.json"):  # unlike Path.is_file, it takes any name
         return {"pretrained_model_name_or_path": str(ASSETS / name)}
-    path = Path(name)
+    path = Path(os.path.expanduser(name))
     if path.suffix == ".gguf":
-        if not path.is_file():
+        if not os.path.isfile(path):
             raise UserError(f"policy {name}: there is no such file")
         return {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
-    if name.startswith((".", "/", "~")) and not path.expanduser().is_dir():
+    if name.startswith((".", "/", "~")) and not os.path.isdir(path):
         raise UserError(f"policy {name}: there is no such folder")
-    if "/" not in name and not path.is_dir():  # so that a slip does not wait for the hub
+    if "/" not in name and not os.path.isdir(path):  # so that a slip does not wait for the hub
         shipped = sorted(file.parent.name for file in ASSETS.glob("*/config.json"))
         for near in difflib.get_close_matches(name, shipped, n=1):
             raise UserError(f"policy {name}: there is no such policy; did you mean {near}?")
-    return {"pretrained_model_name_or_path": str(path.expanduser())}
+    return {"pretrained_model_name_or_path": str(path)}
 
 
 def _check_folder(folder: Path, init: str) -> None:
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         return  # a name on the hub
     if not (folder / "config.json").is_file():
         raise UserError(f"policy folder {folder} has no config.json; is it a policy?")

@@ -21,10 +21,10 @@ from torch.optim import Optimizer
 from transformers import PreTrainedModel
 from typing_extensions import override
 
-from lightning_qrl.analysis.nonfinite import first_nonfinite
+from lightning_qrl.analysis.nonfinite import first_nonfinite, first_nonfinite_output
 from lightning_qrl.analysis.pass_at_k import pass_at_k
 from lightning_qrl.asynchrony.completions import join
-from lightning_qrl.errors import UserError
+from lightning_qrl.errors import UserError, described
 from lightning_qrl.experience import Completion
 from lightning_qrl.metrics import Metric, mean
 from lightning_qrl.optimizer import AdamWSettings
@@ -32,7 +32,7 @@ from lightning_qrl.policy import Policy
 from lightning_qrl.precision import PrecisionPlan
 from lightning_qrl.precision.backends import find_chip
 from lightning_qrl.resuming import begin_next_epoch
-from lightning_qrl.rollouts.base import RolloutEngine
+from lightning_qrl.rollouts.base import NonfiniteLogits, RolloutEngine
 from lightning_qrl.seeding import derive_seed
 from lightning_qrl.tasks.base import Prompt, Split, Task
 
@@ -68,6 +68,7 @@ class PolicyModule(L.LightningModule):
         reward_errors: how often it raised.
         grad_norm: norm of the gradient that the optimizer stepped by last, before clipping.
         may_step: asked once that is known, before each optimizer step; a callback may refuse.
+        mends: told of logits that are not finite; a callback may put other weights in place.
         around_rollouts: what is entered while rollouts are sampled, by who asks for it; evaluation
             is left alone.
     """
@@ -91,6 +92,7 @@ class PolicyModule(L.LightningModule):
         self.reward_errors = 0
         self.grad_norm = 0.0
         self.may_step: Callable[[], bool] = lambda: True
+        self.mends: Callable[[str], bool] = lambda what: False
         self.around_rollouts: dict[str, Callable[[], AbstractContextManager[None]]] = {}
 
     @override
@@ -190,17 +192,30 @@ class PolicyModule(L.LightningModule):
             limits: most new tokens of each prompt's completions; by default the engine's limit.
             begun: for each prompt a completion to go on with; ``samples`` is then 1.
         """
-        self.plan.reseed(derive_seed(seed, "rounding"))
-        self.engine.sync(self.model, self.global_step)
         if begun is None:
             ids = [self.policy.encode(prompt.text) for prompt in prompts]
         else:
             ids = [[*c.prompt_ids, *c.token_ids_N.tolist()] for c in begun]
-        with self.trainer.precision_plugin.forward_context(), self.plan.sampling():
-            sampled = self.engine.generate(ids, samples=samples, seed=seed, limits=limits)
+        sampled = self._generate(ids, samples=samples, seed=seed, limits=limits)
         if begun is None:
             return sampled
         return [join(first, more) for first, more in zip(begun, sampled, strict=True)]
+
+    def _generate(self, ids: Sequence[Sequence[int]], *, seed: int, **how: Any) -> list[Completion]:
+        def generate() -> list[Completion]:
+            self.plan.reseed(derive_seed(seed, "rounding"))
+            self.engine.sync(self.model, self.global_step)
+            with self.trainer.precision_plugin.forward_context(), self.plan.sampling():
+                return self.engine.generate(ids, seed=seed, **how)
+
+        try:
+            return generate()
+        except NonfiniteLogits as error:
+            first = first_nonfinite_output(self.model, generate)
+            what = f"{error} after {self.global_step} optimizer steps, first {first}"
+            if not self.mends(what):
+                raise UserError(f"{what}: training has diverged; lower optimizer.lr") from None
+        return generate()
 
     @contextmanager
     def rolling_out(self) -> Iterator[None]:
@@ -246,21 +261,17 @@ class PolicyModule(L.LightningModule):
             if self.on_reward_error == "skip":
                 self.reward_errors += 1
                 return math.nan
-            raise UserError(
-                f"task {type(self.task).__name__}: judging {text!r} for {prompt.text!r} failed: "
-                f"{type(error).__name__}: {error}; correct the task, or go on without such "
-                "rewards: grpo.on_reward_error=skip"
-            ) from error
+            said = f"judging {text!r} for {prompt.text!r} failed: {described(error)}"
+            mend = "correct the task, or go on without such rewards: grpo.on_reward_error=skip"
+            raise UserError(f"task {type(self.task).__name__}: {said}; {mend}") from error
         return reward
 
     def _solved(self, reward: float) -> bool:
         try:
             return bool(self.task.solved(reward))
         except Exception as error:  # a task is anyone's code, and may raise anything
-            raise UserError(
-                f"task {type(self.task).__name__}: solved({reward}) failed: "
-                f"{type(error).__name__}: {error}; correct the task"
-            ) from error
+            said = f"solved({reward}) failed: {described(error)}; correct the task"
+            raise UserError(f"task {type(self.task).__name__}: {said}") from error
 
     def evaluate(self, prompts: Sequence[Prompt], pass_at: Sequence[int] = ()) -> dict[str, Metric]:
         """Sample and judge completions of each prompt; training is not touched.

@@ -11,6 +11,7 @@ Nothing here imports torch: what the values mean is checked in `build`.
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
@@ -22,8 +23,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from lightning_qrl.errors import UserError
-from lightning_qrl.plain_yaml import check_plain, own_resolvers
+from lightning_qrl.errors import UserError, described
+from lightning_qrl.plain_yaml import check_numbers, check_plain, own_resolvers
 from lightning_qrl.plugins import nearest
 
 SECTIONS = (
@@ -33,8 +34,9 @@ SECTIONS = (
 COMMAND_LINE = "command line"
 PACKAGE = Path(__file__).parent
 FOLDERS = (PACKAGE / "recipes", PACKAGE.parent / "recipes")  # the wheel's, then the checkout's
+INTERPOLATION = re.compile(r"(\\*)\$\{")  # with the backslashes that may escape it
 MAX_SEED = 2**32 - 1  # numpy's
-UNREADABLE = (UserError, ValueError, YAMLError, OmegaConfBaseException, RecursionError)
+TOLD = (ValueError, YAMLError, OmegaConfBaseException)  # that explain themselves
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,7 @@ class Recipe:
 
     def to_yaml(self) -> str:
         """The resolved recipe as YAML, which is again a recipe."""
-        return OmegaConf.to_yaml(OmegaConf.create(self.values))
+        return OmegaConf.to_yaml(OmegaConf.create(_escaped(self.values)))
 
     def hash(self) -> str:
         """SHA-256 (16 hex digits) of all but ``seed`` and ``tracking``."""
@@ -196,8 +198,10 @@ def _plain(label: str, make: Callable[[], Any], *, resolve: bool = False) -> dic
     try:
         with own_resolvers():
             made = OmegaConf.to_container(make(), resolve=resolve, throw_on_missing=resolve)
-    except UNREADABLE as error:
-        raise UserError(f"{label}: {error}") from None
+        check_numbers(made)
+    except Exception as error:  # YAML and OmegaConf raise many kinds
+        said = str(error) if isinstance(error, TOLD) else described(error)
+        raise UserError(f"{label}: {said}") from None
     if not isinstance(made, dict):
         raise UserError(f"{label}: a recipe is a mapping of sections, got a list")
     values: dict[str, Any] = _text_keys(made)
@@ -214,6 +218,15 @@ def _text_keys(value: Any) -> Any:
     if isinstance(value, dict):
         return {str(key): _text_keys(part) for key, part in value.items()}
     return [_text_keys(part) for part in value] if isinstance(value, list) else value
+
+
+def _escaped(value: Any) -> Any:
+    """Containers whose texts stay what they are when OmegaConf resolves them once more."""
+    if isinstance(value, dict):
+        return {key: _escaped(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_escaped(part) for part in value]
+    return INTERPOLATION.sub(r"\1\1\\${", value) if isinstance(value, str) else value
 
 
 def _parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:

@@ -35,6 +35,7 @@ from lightning_qrl.rollouts.base import RolloutEngine
 from lightning_qrl.seeding import derive_seed
 from lightning_qrl.tasks.base import Prompt, Task
 
+LARGEST_BATCH = 2**24  # demonstrations; each takes a kilobyte and more
 STEPS_PER_EPOCH = 50  # data is drawn, and a checkpoint can be taken, once per epoch
 
 
@@ -137,8 +138,8 @@ class Demonstrations(L.LightningDataModule):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        if not 1 <= batch_size <= LARGEST_BATCH:
+            raise ValueError(f"batch_size must be 1 to {LARGEST_BATCH}, got {batch_size}")
         if not 0 <= noise <= 1:
             raise ValueError(f"noise must be 0 to 1, got {noise}")
         if blunt_steps < 0:

@@ -1,5 +1,6 @@
 """Bad input through the console script: one line on stderr, exit code 2, nothing left behind."""
 
+import json
 import shutil
 import socket
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from mlflow import MlflowClient
 
 from lightning_qrl import cli
 
@@ -74,6 +76,19 @@ OVERRIDES = [
     ("seed=-1", "seed: expected an integer"),
     ("callbacks.forward_quantization.where=*.down_proj", "needs quotes of its own"),
     ("not an override", "command line: 'not an override' is no override"),
+    ("policy.name=~nosuchuser/x", "policy ~nosuchuser/x: there is no such folder"),
+    ("trainer.accelerator=tpu", "trainer: "),
+    ("trainer.strategy=xla", "trainer: "),
+    ("trainer.precision=transformer-engine", "trainer"),
+    ("trainer.profiler=xla", "trainer.profiler: "),
+    ("trainer.max_time='99999999999:00:00:00'", "trainer: OverflowError: "),
+    (
+        "optimizer.schedule=reduce_lr_on_plateau",
+        "there is no schedule reduce_lr_on_plateau by step",
+    ),
+    ("grpo.clip_high=1e300", "clip_high at least 0 and at most 1e+09"),
+    ("rollout.temperature=1e-40", "temperature must be above 0, from 1e-06"),
+    ("grpo.group_size=1000000000000", "completions a rollout"),
     ("policy.name=/nowhere/at/all", "policy /nowhere/at/all: there is no such folder"),
 ]
 
@@ -182,6 +197,68 @@ def test_a_damaged_configuration(refused, here, tiny_policy, text):
     assert "policy" in refused("fit", "-r", "base", "policy.name=policy")
 
 
+@pytest.mark.parametrize("size", ["x", -5])
+def test_a_configuration_that_describes_no_model(refused, here, tiny_policy, size):
+    shutil.copytree(tiny_policy.name, here / "policy")
+    file = here / "policy" / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "hidden_size": size}))
+    message = refused("fit", "-r", "base", "policy.name=./policy")
+    assert message.startswith("policy ./policy cannot be loaded: ")
+    assert str(size) in message
+
+
+def test_a_long_value_is_shortened(refused):
+    message = refused("fit", "-r", "base", f"policy.name={'x' * 5000}")
+    assert message.startswith("policy xxx")
+    assert "cannot be loaded" in message
+    assert len(message) < 1000
+
+
+FAILS = """
+import lightning as L
+
+class Fails(L.Callback):
+    def __init__(self, early: bool = False):
+        self.early = early
+        if early:
+            raise LookupError("no such thing")
+
+    def on_train_start(self, *args):
+        raise LookupError("no such thing\\nat all")
+"""
+
+
+def test_whatever_a_constructor_raises_names_its_key(refused, here):
+    (here / "own_fails.py").write_text(FAILS)
+    message = refused(*FIT, "callbacks.x={_target_: own_fails.Fails, early: true}")
+    assert message == "command line: callbacks.x: LookupError: no such thing"
+
+
+def test_what_fails_in_a_run_is_one_line_and_its_traceback_a_file(here, monkeypatch, capfd):
+    (here / "own_fails.py").write_text(FAILS)
+    small = ["grpo.prompts_per_rollout=2", "grpo.group_size=4", "callbacks.live_view=null",
+             "callbacks.held_out_evaluation=null", "trainer.accelerator=cpu"]  # fmt: skip
+    given = [*small, "callbacks.x._target_=own_fails.Fails", "tracking.run_name=r"]
+    monkeypatch.setattr(sys, "argv", ["qrl", "fit", "-r", "base", RANDOM, *given])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == 2
+    (line,) = [x for x in capfd.readouterr().err.splitlines() if x.startswith("qrl: ")]
+    (file,) = here.glob("runs/*/artifacts/error.txt")
+    says = "LookupError: no such thing (raised in callbacks.x)"
+    assert line == f"qrl: run r: {says}; traceback: {file}"
+    text = file.read_text()
+    assert text.startswith("Traceback")
+    assert text.rstrip().endswith("raised in callbacks.x")
+    client = MlflowClient(f"sqlite:///{here}/mlflow.db")
+    (experiment,) = [e for e in client.search_experiments() if e.name == "lightning_qrl"]
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert (run.info.status, run.data.tags["qrl.error"]) == (
+        "FAILED", "LookupError: no such thing",
+    )  # fmt: skip
+    assert "error.txt" in [a.path for a in client.list_artifacts(run.info.run_id)]
+
+
 @pytest.mark.parametrize("from_environment", [True, False])
 def test_an_mlflow_server_that_is_not_there(refused, monkeypatch, from_environment):
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -204,7 +281,7 @@ def test_an_mlflow_server_that_never_answers(refused):
 def test_a_run_to_resume_that_is_not_there(refused):
     assert refused("fit", "--resume", "nothing").startswith("no run nothing: there is no mlflow.db")
     assert refused("fit", "--resume", "x.ckpt") == "checkpoint x.ckpt: there is no such file"
-    assert "has no checkpoint in" in refused("fit", "--resume", ".")
+    assert refused("fit", "--resume", ".").endswith("start it again: qrl fit --rerun .")
 
 
 def test_a_checkpoint_that_is_none_of_ours(refused, here):

@@ -19,7 +19,12 @@ from transformers import AutoModelForCausalLM
 
 from lightning_qrl.errors import UserError
 from lightning_qrl.launch import find_origin, launch
-from lightning_qrl.launch.checkpoints import WholeCheckpoints, newest_first, read_checkpoint
+from lightning_qrl.launch.checkpoints import (
+    WholeCheckpoints,
+    newest_first,
+    newest_sound,
+    read_checkpoint,
+)
 from lightning_qrl.launch.disk import full_disk
 from lightning_qrl.policy import Policy
 from lightning_qrl.recipe import load_recipe, recipe_from_yaml
@@ -247,6 +252,42 @@ def test_a_damaged_newest_checkpoint_names_the_one_before(here):
         find_origin(str(folder), None)
     assert str(caught.value).startswith(f"checkpoint {newest} is damaged")
     assert str(caught.value).endswith(f"the next older one is sound: qrl fit --resume {older}")
+
+
+class SpoilsAtTheEnd(L.Callback):
+    """Makes a weight NaN once nothing looks at it any more."""
+
+    def on_train_end(self, trainer, pl_module):
+        weight = pl_module.model.get_parameter("model.layers.1.mlp.up_proj.weight")
+        weight.data[0, 0] = float("nan")
+
+
+def test_weights_that_are_not_finite_are_no_trained_policy(here, signals):
+    given = [
+        "callbacks.spoils._target_=qrl_test_durability.SpoilsAtTheEnd",
+        "tracking.experiment=spoilt",
+    ]
+    with pytest.raises(UserError) as caught:
+        launch(recipe(*given, "callbacks.held_out_evaluation=null", steps=1))
+    assert str(caught.value).startswith(
+        "the weights are not finite after 1 optimizer steps, first model.layers.1.mlp.up_proj."
+    )
+    assert not list(here.glob("runs/*/policy"))
+    client = MlflowClient("sqlite:///mlflow.db")
+    found = client.get_experiment_by_name("spoilt")
+    (run,) = client.search_runs([found.experiment_id])
+    assert (run.info.status, run.data.tags["qrl.error"]) == ("FAILED", str(caught.value))
+    assert "qrl.policy_sha256" not in run.data.tags
+
+
+def test_a_checkpoint_with_spoilt_weights_is_not_gone_on_from(tmp_path):
+    spoilt = contents()
+    spoilt["state_dict"]["model.2"][7] = torch.inf
+    IO.save_checkpoint(contents(), tmp_path / "older.ckpt")
+    IO.save_checkpoint(spoilt, tmp_path / "newer.ckpt")
+    with pytest.raises(UserError, match=r"holds weights that are not finite, first model\.2"):
+        find_origin(str(tmp_path / "newer.ckpt"), None)
+    assert newest_sound(newest_first(tmp_path)) == tmp_path / "older.ckpt"
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Recipes are data: what could run code or grow without bound is one line, at once."""
 
+import sys
 import time
 from pathlib import Path
 
@@ -8,13 +9,25 @@ from omegaconf import OmegaConf
 
 from lightning_qrl.build import build
 from lightning_qrl.errors import UserError
-from lightning_qrl.recipe import load_recipe
+from lightning_qrl.recipe import Recipe, load_recipe, recipe_from_yaml
 
 BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "\n".join(
     f"{this}: &{this} [{','.join([f'*{last}'] * 9)}]"
     for last, this in zip("abcdefgh", "bcdefghi", strict=True)
 )
+LISTS = "task:\n  a0: [1,1,1,1,1,1,1,1,1,1]\n" + "\n".join(
+    "  a%d: [%s]" % (i, ",".join(['"${task.a%d}"' % (i - 1)] * 10))  # noqa: UP031
+    for i in range(1, 8)
+)
+TEXTS = "task:\n" + "\n".join(f"  a{i}: ${{task.a{i - 1}}}${{task.a{i - 1}}}" for i in range(1, 40))
+GROWS = "its interpolations come to more than 20000 values or 1000000 characters"
 REFUSED = [
+    (LISTS, GROWS),
+    (LISTS.replace("${", "${oc.select:"), GROWS),
+    (TEXTS + "\n  a0: xxxxxxxxxxxxxxxx", GROWS),
+    ("task: {a: '" + "x" * 900_000 + "', b: ['${task.a}', '${task.a}']}", GROWS),
+    ("seed: '" + "9" * 1_000_000 + "'", "the longest may have 1000000"),
+    ("seed: 0x" + "f" * 100_000, "a number of 400000 bits; the longest has 256"),
     ("seed: !!python/object/apply:os.system ['touch pwned']", "line 1: !!python/object/apply"),
     ("seed: !!binary aGk=", "line 1: !!binary is no plain value"),
     ("seed: !own 3", "!own is no plain value"),
@@ -49,6 +62,16 @@ def test_a_text_that_is_no_plain_data(here, text, says):
     assert not (here / "pwned").exists()
 
 
+@pytest.mark.parametrize(
+    "text", ["a${oc.env:HOME}", "${seed}", r"\${seed}", r"\\${seed}\x", "${", "$\\{x}", "${x}${y}"]
+)
+def test_a_resolved_text_is_resolved_only_once(here, text):
+    recipe = Recipe("x", {"tracking": {"run_name": text}, "callbacks": {}}, (("x", {}),))
+    assert recipe_from_yaml(recipe.to_yaml(), "x").values == recipe.values
+    (here / "mine.yaml").write_text(recipe.to_yaml())
+    assert load_recipe("mine.yaml").values == recipe.values
+
+
 def test_an_override_is_held_to_the_same(here):
     for value in ("!!python/name:os.system ''", "${evaluate:1+1}", "{a: 1, a: 2}"):
         with pytest.raises(UserError, match="seed"):
@@ -62,6 +85,13 @@ def test_aliases_merges_and_own_resolvers_are_fine(here, monkeypatch):
     assert load_recipe("mine.yaml").values == {
         "seed": 7, "task": {"a": 1}, "grpo": {"a": 1, "b": 2}, "callbacks": {},
     }  # fmt: skip
+
+
+def test_a_module_of_pythons_own_is_not_even_imported():
+    for name in ("this", "antigravity"):
+        with pytest.raises(UserError, match="is of Python's own library"):
+            build(load_recipe("base", [f"callbacks.x._target_={name}.x", "policy.init=random"]))
+        assert name not in sys.modules
 
 
 @pytest.mark.parametrize("section", ["task", "callbacks.odd"])

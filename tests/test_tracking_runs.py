@@ -15,6 +15,7 @@ from mlflow.entities import ViewType
 from mlflow_server import Server
 from transformers import AutoModelForCausalLM
 
+from lightning_qrl.errors import UserError
 from lightning_qrl.launch import launch
 from lightning_qrl.policy import weights_sha256
 from lightning_qrl.recipe import load_recipe
@@ -97,7 +98,7 @@ def test_a_run_that_does_not_finish_keeps_its_log_and_its_error(uri, how, status
     stop = f"callbacks.stop={{_target_: qrl_test_tracking_runs.Stops, how: {how}}}"
     recipe = load_recipe("base", [*SMALL, stop, f"tracking.experiment={how}"])
     if how == "raises":
-        with pytest.raises(RuntimeError, match="broken on purpose"):
+        with pytest.raises(UserError, match="RuntimeError: broken on purpose"):
             launch(recipe)
     else:
         assert launch(recipe).status == "KILLED"

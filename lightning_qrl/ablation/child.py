@@ -81,14 +81,14 @@ def _run(job: Path, chosen: str | None = None) -> int:
     recipe = replace(load_recipe(str(job.with_suffix(".yaml"))), name=told["recipe"])
     own = told["tags"]
     if chosen is None:
-        family = Family(told["uri"], told["experiment"], told["parent"])
+        family = Family(None, told["experiment"], told["parent"])
         before = family.members().get((own[tags.ARM], int(own[tags.SEED])))
         if before is not None and before.status == "FINISHED":
             return 0
         origin = _newest_sound(recipe, before.folder if before else None)
         os.environ[ORIGIN] = str(origin.checkpoint) if origin else ""
     else:
-        origin = find_origin(chosen, told["uri"]) if chosen else None
+        origin = find_origin(chosen, None) if chosen else None
     return launch(recipe, origin, own).exit_code
 
 

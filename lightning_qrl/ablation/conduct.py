@@ -5,10 +5,12 @@ process or by the next one that is started with the same command. So nothing is 
 lost when this process is killed.
 """
 
+import os
 import signal
+import stat
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from types import FrameType
@@ -25,7 +27,7 @@ LOOK_SECONDS = 2.0  # between two looks at the logs
 
 
 class Signals:
-    """Counts what asks this process to stop: Ctrl-C and SIGTERM."""
+    """Counts what asks this process to stop: Ctrl-C, SIGTERM, and the end of its session."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -34,7 +36,9 @@ class Signals:
     @contextmanager
     def counted(self) -> Iterator[None]:
         """Count instead of stopping at once."""
-        numbers = (signal.SIGINT, signal.SIGTERM)
+        numbers = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as under nohup
+            numbers.append(signal.SIGHUP)
         before = {number: signal.signal(number, self._count) for number in numbers}
         try:
             yield
@@ -44,40 +48,67 @@ class Signals:
 
     def _count(self, number: int, frame: FrameType | None) -> None:
         self.count, self.last = self.count + 1, number
+        if number == signal.SIGHUP:
+            signal.signal(number, signal.SIG_IGN)  # a shell may pass on what the kernel sent too
+            _leave_the_terminal()
+
+
+def _leave_the_terminal() -> None:
+    """What is printed to a terminal that was closed raises OSError: print it nowhere."""
+    for descriptor in (1, 2):
+        if stat.S_ISCHR(os.fstat(descriptor).st_mode):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, descriptor)
+            os.close(nowhere)
+
+
+def find_standing(title: str, jobs: Sequence[Job], family: Family) -> Standing:
+    """Where an ablation stands before anything of it is started.
+
+    Args:
+        title: for the screen.
+        jobs: all of them.
+        family: their runs in MLflow.
+
+    Raises:
+        UserError: the server does not answer.
+    """
+    members = family.members()
+    finished = {key: _cell(run) for key, run in members.items() if run.status == "FINISHED"}
+    cells = {job.key: finished.get(job.key, Cell()) for job in jobs}
+    arms, seeds = (list(dict.fromkeys(part)) for part in zip(*cells, strict=True))
+    return Standing(title, arms, seeds, cells)
 
 
 class Conductor:
     """Runs the jobs of an ablation.
 
     Args:
-        title: for the screen.
         jobs: all of them.
+        standing: where they stand.
         launcher: starts them.
         family: their runs in MLflow.
         signals: stop it.
-        screen: shows it.
+
+    Attributes:
+        standing: where they stand now.
     """
 
     def __init__(
         self,
-        title: str,
         jobs: Sequence[Job],
+        standing: Standing,
         launcher: Launcher,
         family: Family,
         signals: Signals,
-        screen: Screen,
     ) -> None:
         self._jobs = {job.key: job for job in jobs}
+        self.standing = standing
         self._launcher, self._family = launcher, family
-        self._signals, self._screen = signals, screen
+        self._signals, self._screen = signals, Screen()
         self._obeyed = 0  # signals that the processes were told of
         self._running: dict[Key, Process] = {}
         self._written: dict[Key, int] = {}  # bytes in the log when the process was started
-        seeds = list(dict.fromkeys(job.seed for job in jobs))
-        arms = list(dict.fromkeys(job.arm for job in jobs))
-        cells = {key: _cell(child) for key, child in self._finished().items()}
-        cells = {key: cells.get(key, Cell()) for key in self._jobs}
-        self.standing = Standing(title, arms, seeds, cells)
         self._began, self._had = time.monotonic(), self._parts()
         self._looked = self._record_at = 0.0
 
@@ -86,16 +117,20 @@ class Conductor:
 
         Returns:
             Whether all have ended.
+
+        Raises:
+            UserError: what was stopped could not be recorded.
         """
         waiting = [job for key, job in self._jobs.items() if not self.standing.cells[key].ended]
         try:
-            while self._running or (waiting and not self._signals.count):
-                while waiting and not self._signals.count and self._has_room():
-                    self._start(waiting.pop(0))
-                self._obey()
-                self._settle()
-                self._look()
-                time.sleep(POLL_SECONDS)
+            with self._screen:
+                while self._running or (waiting and not self._signals.count):
+                    while waiting and not self._signals.count and self._has_room():
+                        self._start(waiting.pop(0))
+                    self._obey()
+                    self._settle()
+                    self._look()
+                    time.sleep(POLL_SECONDS)
         finally:
             for process in self._running.values():  # an error of our own: none goes on unseen
                 process.stop()
@@ -179,10 +214,6 @@ class Conductor:
 
     def _parts(self) -> float:
         return sum(1.0 if cell.ended else cell.part for cell in self.standing.cells.values())
-
-    def _finished(self) -> Mapping[Key, Child]:
-        members = self._family.members()
-        return {key: child for key, child in members.items() if child.status == "FINISHED"}
 
 
 def _cell(child: Child) -> Cell:

@@ -9,8 +9,9 @@ An ingredient is a callback that changes what is trained; instruments, which onl
 every arm. A factor (``grpo.loss=dapo,gspo``) multiplies the arms. Every arm has the same seeds, so
 that arms pair. Two arms that come out as one recipe are one arm, under the first one's name.
 
-A design is known by a hash of what its arms are, whatever the number of jobs: a second start of the
-same command finds the first one's runs by it.
+A design is known by a hash of its arms, whatever the number of jobs: a second start of the same
+command finds the first one's runs by it. So does one with other seeds, which are added to the runs
+that are there.
 """
 
 import json
@@ -64,10 +65,15 @@ class Design:
     same: dict[str, str]
 
     def hash(self) -> str:
-        """SHA-256 (16 hex digits) of the arms' names and recipes, and of the seeds."""
+        """SHA-256 (16 hex digits) of the arms' names and recipes."""
         arms = [(arm.name, arm.recipe_hash) for arm in self.arms]
-        text = json.dumps([self.recipe, arms, list(self.seeds)])
-        return sha256(text.encode()).hexdigest()[:16]
+        return sha256(json.dumps([self.recipe, arms]).encode()).hexdigest()[:16]
+
+    @property
+    def size(self) -> str:
+        """How many arms and seeds, for people."""
+        seeds = len(self.seeds)
+        return f"{len(self.arms)} arms x {seeds} seed{'s' if seeds > 1 else ''}"
 
     def to_json(self) -> dict[str, Any]:
         """Plain containers, for a JSON artefact."""
@@ -111,10 +117,14 @@ def make_design(
         raise UserError(f"--seeds must be at least 1, got {wish.seeds}")
     arms: dict[str, Arm] = {}
     same: dict[str, str] = {}
+    paired = False
     for setting, chosen in combinations(overrides):
         full = load_recipe(name, chosen)
         _check_keys(full, wish)
-        for stack, removed in _stacks(full, wish, ingredients(full)):
+        own = ingredients(full)
+        dropped = [key for key in full.values["callbacks"] if key in (wish.drop or own)]
+        paired |= len(dropped) > 1
+        for stack, removed in _stacks(own, dropped, wish):
             recipe = load_recipe(name, chosen, removed)
             label, of = ", ".join([stack, *setting]), recipe.hash()
             if of in arms:
@@ -125,11 +135,10 @@ def make_design(
     last = first + wish.seeds - 1
     if last > MAX_SEED:
         raise UserError(f"--seeds: the last seed would be {last}; the largest is {MAX_SEED}")
+    if wish.pairs and not paired:
+        raise UserError("--pairs: there is no pair of callbacks to leave out; name two with --drop")
     if len(arms) == 1:
-        raise UserError(
-            f"recipe {full.name} has no ingredient to take away: its callbacks only watch; "
-            "name one with --drop, or give a factor such as grpo.loss=dapo,gspo"
-        )
+        raise UserError(_nothing_to_compare(full, same))
     return Design(full.name, tuple(arms.values()), tuple(range(first, last + 1)), same)
 
 
@@ -141,12 +150,20 @@ def _check_keys(full: Recipe, wish: Wish) -> None:
                 raise UserError(f"{option} {key}: no such callback; {nearest(key, known)}")
 
 
+def _nothing_to_compare(full: Recipe, same: dict[str, str]) -> str:
+    if same:
+        names = [next(iter(same.values())), *same]
+        return f"recipe {full.name}: all arms are one recipe: {' = '.join(names)}"
+    return (
+        f"recipe {full.name} has no ingredient to take away: its callbacks only watch; "
+        "name one with --drop, or give a factor such as grpo.loss=dapo,gspo"
+    )
+
+
 def _stacks(
-    full: Recipe, wish: Wish, ingredients: Sequence[str]
+    ingredients: Sequence[str], dropped: Sequence[str], wish: Wish
 ) -> Iterator[tuple[str, list[str]]]:
     """Names of the arms of one combination of factors, and what each leaves out."""
-    callbacks = list(full.values["callbacks"])
-    dropped = [key for key in callbacks if key in (wish.drop or ingredients)]
     yield "full", []
     if ingredients:
         yield "empty", list(ingredients)

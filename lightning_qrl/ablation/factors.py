@@ -4,6 +4,7 @@ Values are YAML, so a comma inside brackets or quotes belongs to the value:
 ``optimizer.betas=[0.9,0.98],[0.9,0.95]`` has two.
 """
 
+import re
 from collections.abc import Sequence
 from itertools import product
 
@@ -18,7 +19,7 @@ def split_values(text: str) -> list[str]:
     """The values of a list; commas within brackets or quotes do not part them.
 
     Raises:
-        ValueError: a value is empty, a bracket or a quote is not closed.
+        ValueError: a value is empty or given twice, a bracket or a quote is not closed.
     """
     values, depth, quote = [""], 0, ""
     for character in text:
@@ -37,6 +38,9 @@ def split_values(text: str) -> list[str]:
     values = [value.strip() for value in values]
     if len(values) > 1 and "" in values:
         raise ValueError("a value is empty")
+    for value in values:
+        if values.count(value) > 1:
+            raise ValueError(f"{value} is given twice")
     return values
 
 
@@ -51,11 +55,15 @@ def combinations(overrides: Sequence[str]) -> list[tuple[tuple[str, ...], tuple[
         factors, and all its overrides.
 
     Raises:
-        UserError: a list is malformed, or a factor is what the arms must have in common.
+        UserError: a list is malformed, a factor is what the arms must have in common, or a key is
+            given twice: the arms would be named by a value that another one replaces.
     """
     settings: list[list[str]] = []
+    keys: list[str] = []
     for override in overrides:
         key, equals, text = override.partition("=")
+        _check_key(key, keys)
+        keys.append(key)
         try:
             values = split_values(text)
         except ValueError as error:
@@ -69,3 +77,14 @@ def combinations(overrides: Sequence[str]) -> list[tuple[tuple[str, ...], tuple[
     return [
         (tuple(s for s, is_factor in zip(c, factors, strict=True) if is_factor), c) for c in chosen
     ]
+
+
+def _check_key(key: str, before: Sequence[str]) -> None:
+    if re.search(r"[\[\]\s]", key):
+        raise UserError(f"command line: {key}: write a key with dots, as in grpo.loss=dapo,gspo")
+    for other in before:
+        if key == other:
+            raise UserError(f"command line: {key} is given twice")
+        inner, outer = sorted([key, other], key=len, reverse=True)
+        if inner.startswith(f"{outer}."):
+            raise UserError(f"command line: {inner} is given twice: {outer} sets it too")

@@ -33,6 +33,7 @@ class Job:
         steps: optimizer steps of it.
         stem: path of its files, without their suffix.
         tags: of its run in MLflow.
+        uri: tracking server; it may hold a password, so it is in no file.
     """
 
     arm: str
@@ -40,6 +41,7 @@ class Job:
     steps: int
     stem: Path
     tags: dict[str, str]
+    uri: str
 
     @property
     def key(self) -> tuple[str, int]:
@@ -59,6 +61,10 @@ class Job:
         """What starts its process."""
         module = "lightning_qrl.ablation.child"
         return [sys.executable, "-u", "-m", module, str(self.file("json"))]
+
+    def environment(self) -> dict[str, str]:
+        """Variables that its process is told further things by."""
+        return {"MLFLOW_TRACKING_URI": self.uri}
 
     def step(self) -> int:
         """The newest optimizer step that the log tells of; 0 where it tells of none."""
@@ -94,10 +100,11 @@ def write_jobs(design: Design, family: Family, folder: Path) -> list[Job]:
             name = re.sub(r"[^\w.=-]+", "_", arm.name)[:LONGEST]
             stem = folder / f"{number:02}-{name}-seed{seed}"
             own = _tags(design, arm, seed, family.parent)
-            job = Job(arm.name, seed, values["trainer"]["max_steps"], stem, own)
+            job = Job(arm.name, seed, values["trainer"]["max_steps"], stem, own, family.uri)
             tracking = values.get("tracking", {})
-            place = {"experiment": family.experiment, "uri": family.uri, "run_name": job.run_name}
-            values |= {"seed": seed, "tracking": {**tracking, **place}}
+            place = {"experiment": family.experiment, "run_name": job.run_name}
+            root = {"folder": str(folder.parent)}  # whatever folder the command is started in
+            values |= {"seed": seed, "tracking": {**tracking, **place, **root}}
             told = {"recipe": design.recipe, "tags": own, **place, "parent": family.parent}
             job.file("yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(values)), "utf-8")
             job.file("json").write_text(json.dumps(told, indent=1), "utf-8")

@@ -1,15 +1,15 @@
 """What starts the processes of an ablation, and the share of a machine that each may take.
 
-Jobs that run at once share the cores: each computes with cores // jobs threads. How many threads
-there are can change the last bit of a sum, so a design that is to be repeated bit for bit keeps its
-number of jobs.
+Jobs that run at once share the cores: each computes with cores // jobs threads, or with fewer if
+``OMP_NUM_THREADS`` says so. How many threads there are can change the last bit of a sum, so a
+design that is to be repeated bit for bit keeps its number of jobs.
 """
 
+import os
 from dataclasses import dataclass
 from typing import Protocol
 
 from lightning_qrl.ablation.job import Job
-from lightning_qrl.errors import UserError
 
 
 class Process(Protocol):
@@ -59,21 +59,27 @@ class Share:
 
 
 def choose_jobs(jobs: int | None, cores: int, gpus: int) -> int:
-    """How many jobs run at once: as many as asked for, else one a GPU, else one for two cores.
+    """How many jobs run at once: as many as asked for, else one a GPU, else one for two cores."""
+    return jobs or gpus or max(1, cores // 2)
 
-    Raises:
-        UserError: it is less than 1.
+
+def wished_threads() -> int | None:
+    """What ``OMP_NUM_THREADS`` says; None if it says no number."""
+    said = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()  # the outermost level
+    return int(said) or None if said.isdecimal() else None
+
+
+def share(jobs: int, cores: int, gpus: int, most: int | None = None) -> Share:
+    """An equal share: whole threads, whole GPUs where there are enough, else parts of one.
+
+    Args:
+        jobs: how many run at once.
+        cores: of the machine.
+        gpus: of the machine.
+        most: threads that a job takes at most; None for no limit.
     """
-    if jobs is None:
-        return gpus or max(1, cores // 2)
-    if jobs < 1:
-        raise UserError(f"--jobs must be at least 1, got {jobs}")
-    return jobs
-
-
-def share(jobs: int, cores: int, gpus: int) -> Share:
-    """An equal share: whole threads, whole GPUs where there are enough, else parts of one."""
-    return Share(max(1, cores // jobs), gpus // jobs if gpus >= jobs else gpus / jobs)
+    threads = max(1, cores // jobs)
+    return Share(min(threads, most or threads), gpus // jobs if gpus >= jobs else gpus / jobs)
 
 
 def about(jobs: int, each: Share) -> str:

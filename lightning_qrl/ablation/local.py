@@ -6,7 +6,7 @@ import subprocess
 from contextlib import suppress
 
 from lightning_qrl.ablation.job import Job
-from lightning_qrl.ablation.launchers import about, choose_jobs, share
+from lightning_qrl.ablation.launchers import about, choose_jobs, share, wished_threads
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -49,15 +49,12 @@ class LocalLauncher:
 
     Args:
         jobs: how many at once; None for one a GPU, without any one for two cores.
-
-    Raises:
-        UserError: it is less than 1.
     """
 
     def __init__(self, jobs: int | None) -> None:
         cores, self._gpus = len(os.sched_getaffinity(0)), visible_gpus()
         self.jobs = choose_jobs(jobs, cores, len(self._gpus))
-        self._share = share(self.jobs, cores, len(self._gpus))
+        self._share = share(self.jobs, cores, len(self._gpus), wished_threads())
         self.about = about(self.jobs, self._share)
         self._running: dict[int, LocalProcess] = {}  # by its place among those at once
 
@@ -69,7 +66,8 @@ class LocalLauncher:
             if place not in self._running or self._running[place].poll() is not None
         ]
         assert free, "more jobs than may run at once"
-        given = {**self._share.environment(), **gpus_at(free[0], self.jobs, self._gpus)}
+        gpus = gpus_at(free[0], self.jobs, self._gpus)
+        given = {**job.environment(), **self._share.environment(), **gpus}
         self._running[free[0]] = LocalProcess(job, given)
         return self._running[free[0]]
 

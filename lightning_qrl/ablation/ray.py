@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_qrl.ablation.job import SAYS, Job
-from lightning_qrl.ablation.launchers import about, choose_jobs, share
+from lightning_qrl.ablation.launchers import about, choose_jobs, share, wished_threads
 from lightning_qrl.errors import UserError
 
 POLL_SECONDS = 0.25
@@ -95,14 +95,15 @@ class RayLauncher:
         has = ray.cluster_resources()
         cores, gpus = int(has.get("CPU", 1)), int(has.get("GPU", 0))
         self.jobs = choose_jobs(jobs, cores, gpus)
-        self._share = share(self.jobs, cores, gpus)
+        self._share = share(self.jobs, cores, gpus, wished_threads())
         self.about = f"on Ray, {about(self.jobs, self._share)}"
 
     def start(self, job: Job) -> RayTask:
         """Hand a job to the cluster."""
         resources = {"num_cpus": self._share.threads, "num_gpus": self._share.gpus}
         remote = self._ray.remote(max_retries=0, **resources)(run_command)
-        told = job.command(), str(job.file("log")), os.getcwd(), self._share.environment()
+        environment = {**job.environment(), **self._share.environment()}
+        told = job.command(), str(job.file("log")), os.getcwd(), environment
         return RayTask(self._ray, job, remote.remote(*told))
 
 

@@ -12,8 +12,8 @@ costs too much to have on all the time. What is named is, in this order,
 """
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import torch
@@ -35,6 +35,36 @@ def first_nonfinite(model: nn.Module, losses: Sequence[Callable[[], Tensor]]) ->
         if found is not None:
             return found
     return None
+
+
+def first_nonfinite_output(model: nn.Module, compute: Callable[[], object]) -> str | None:
+    """The first module whose output is not finite although its inputs are.
+
+    Args:
+        model: its random state is left as it is.
+        compute: runs the model; it may raise what numbers that are not finite lead to.
+
+    Returns:
+        A phrase such as ``the weight of model.layers.3.mlp.up_proj``; None if all is finite.
+    """
+    found: list[str] = []
+    with ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng())
+        for name, module in model.named_modules():
+            stack.callback(module.register_forward_hook(_forward_hook(name, found)).remove)
+        with suppress(Exception):
+            compute()
+    return found[0] if found else None
+
+
+def first_nonfinite_tensor(named: Iterable[tuple[str, Tensor | None]]) -> str | None:
+    """The name of the first of some tensors that is not finite; None if all are."""
+    return next((name for name, t in named if t is not None and not _finite(t)), None)
+
+
+def nonfinite_gradient(model: nn.Module) -> str | None:
+    """The first parameter whose gradient is not finite, by its full name."""
+    return first_nonfinite_tensor((name, p.grad) for name, p in model.named_parameters())
 
 
 def largest_gradient(model: nn.Module) -> str:
@@ -68,8 +98,9 @@ def _first_of(model: nn.Module, loss: Callable[[], Tensor]) -> str | None:
         grads = torch.autograd.grad(value, [p for _, p in named], allow_unused=True)
     if backward:
         return backward[0]
-    bad = (n for (n, _), g in zip(named, grads, strict=True) if g is not None and not _finite(g))
-    return next((f"the gradient of {name}" for name in bad), None)
+    pairs = zip((name for name, _ in named), grads, strict=True)
+    bad = first_nonfinite_tensor(pairs)
+    return None if bad is None else f"the gradient of {bad}"
 
 
 def _forward_hook(name: str, found: list[str]) -> Callable[..., None]:

@@ -26,7 +26,9 @@ def ablate(
     ] = None,
     drop: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY", help="Leave out these callbacks only; may be repeated."),
+        typer.Option(
+            metavar="KEY", help="Arms: full, empty, and without each KEY; may be repeated."
+        ),
     ] = None,
     only: Annotated[
         list[str] | None,
@@ -49,8 +51,6 @@ def ablate(
     """
     if jobs is not None and jobs < 1:
         raise UserError(f"--jobs must be at least 1, got {jobs}")
-    if seeds < 1:
-        raise UserError(f"--seeds must be at least 1, got {seeds}")
     from lightning_qrl.ablation.design import Wish, make_design
 
     with quiet_imports():

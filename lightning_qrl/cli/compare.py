@@ -1,5 +1,7 @@
 """`qrl compare`: a table and a page of runs, from MLflow."""
 
+import math
+import sys
 import tempfile
 from enum import StrEnum
 from pathlib import Path
@@ -7,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lightning_qrl.errors import UserError
+from lightning_qrl.errors import UserError, first_line
 
 if TYPE_CHECKING:
     from lightning_qrl.reports.comparison import Comparison
@@ -39,7 +41,8 @@ def compare(
     baseline: Annotated[
         str | None,
         typer.Option(
-            metavar="ARM", help="What others are compared with; full, base, or the first."
+            metavar="ARM",
+            help="What others are compared with; else full, that of their factors' levels.",
         ),
     ] = None,
     threshold: Annotated[
@@ -58,8 +61,7 @@ def compare(
 
     Example: qrl compare ablate-4bitter --metric quant/weight/sqnr_db/mean --html page.html
     """
-    if html is not None:
-        _check_page(html)
+    _check(html, threshold)
     from lightning_qrl.reports.comparison import compare as compare_runs
     from lightning_qrl.reports.comparison_data import comparison_csv, comparison_json
     from lightning_qrl.reports.comparison_text import comparison_text
@@ -74,8 +76,9 @@ def compare(
     drawn = [quantity.metric for quantity in QUANTITIES] if html else []
     runs = found.read({*METRICS, *metrics, *drawn}, PAGE_TEXTS if html else ())
     comparison = compare_runs(
-        runs, title=found.title, metrics=metrics, baseline=baseline, threshold=threshold
-    )
+        runs, title=found.title, metrics=metrics, baseline=baseline, threshold=threshold,
+        design=found.design(),
+    )  # fmt: skip
     texts = {"text": comparison_text, "json": comparison_json, "csv": comparison_csv}
     print(texts[format](comparison), end="")
     if html is not None:
@@ -98,14 +101,22 @@ def _write_page(comparison: "Comparison", found: "Selection", html: Path) -> Non
     from lightning_qrl.reports.page import write_page, write_pngs
 
     figures = write_page(comparison, html)
-    if found.parents:
+    if not found.parents:
+        return
+    try:
         with tempfile.TemporaryDirectory() as folder:
             write_pngs(figures, Path(folder))
             found.attach(Path(folder), "comparison")
+    except (OSError, UserError) as error:  # the page is written, and the table printed
+        print(f"figures not logged: {first_line(error)}", file=sys.stderr)
 
 
-def _check_page(file: Path) -> None:
+def _check(file: Path | None, threshold: float | None) -> None:
     """Fail before anything is read."""
+    if threshold is not None and not math.isfinite(threshold):
+        raise UserError(f"--threshold must be a finite number, got {threshold}")
+    if file is None:
+        return
     if file.suffix != ".html":
         raise UserError(f"--html {file}: its name must end in .html")
     if not file.parent.is_dir():

@@ -1,7 +1,7 @@
 """`qrl fit`: train by a recipe."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -9,6 +9,7 @@ import typer
 from lightning_qrl.cli.options import Overrides, Without
 from lightning_qrl.cli.quiet import quiet_imports
 from lightning_qrl.errors import UserError
+from lightning_qrl.tracking import tags
 
 if TYPE_CHECKING:
     from lightning_qrl.launch import Origin
@@ -46,7 +47,7 @@ def fit(
     if recipe is None and resume is None:
         raise UserError("give --recipe, or --resume to continue a run, or --rerun to repeat one")
     chosen, origin = _chosen(recipe, resume, overrides or (), without or ())
-    _train(chosen, origin, dry_run=dry_run)
+    _train(chosen, origin, own={tags.REMOVED: ",".join(without or ())}, dry_run=dry_run)
 
 
 def _train(
@@ -54,19 +55,19 @@ def _train(
     origin: "Origin | None" = None,
     original: "Original | None" = None,
     *,
+    own: Mapping[str, str],
     dry_run: bool,
 ) -> None:
-    """Check or train, and say what came of it."""
+    """Check or train, with tags of its own, and say what came of it."""
     with quiet_imports():
         from lightning_qrl.launch import check, launch
         from lightning_qrl.reports.summary import summary
-        from lightning_qrl.tracking.tags import RERUN_OF
 
     if dry_run:
         check(chosen, origin)
         print(chosen.to_yaml(), end="")
         return
-    outcome = launch(chosen, origin, {} if original is None else {RERUN_OF: original.run_id})
+    outcome = launch(chosen, origin, own)
     evaluates = "held_out_evaluation" in chosen.values["callbacks"]
     ended = outcome.status, outcome.plan, outcome.evaluations, outcome.run
     print(summary(*ended, evaluates=evaluates))
@@ -80,16 +81,20 @@ def _repeat(rerun: str, overrides: Sequence[str], *, dry_run: bool) -> None:
     from lightning_qrl.recipe import recipe_from_yaml
 
     with quiet_imports():
-        from lightning_qrl.launch.provenance import environment_tags
+        from lightning_qrl.build import build
+        from lightning_qrl.launch.provenance import datasets_of, environment_tags, source_tags
         from lightning_qrl.launch.rerun import find_original
 
     uri = recipe_from_yaml("{}", rerun, overrides).flat().get("tracking.uri")
     original = find_original(rerun, uri, overrides)
     if not dry_run:
-        differences = original.differences(environment_tags(original.recipe))
-        said = differences or ["the code, the packages and the machine are as they were"]
+        run = build(original.recipe)
+        now = environment_tags(original.recipe) | source_tags(run)
+        differences = original.differences(now, datasets_of(original.recipe, run.module.task))
+        said = differences or ["the code, the packages, the data and the machine are as they were"]
         print("\n".join([f"repeats  run {original.run_id}", *said]), flush=True)
-    _train(original.recipe, original=original, dry_run=dry_run)
+    own = {tags.RERUN_OF: original.run_id, tags.REMOVED: original.tags.get(tags.REMOVED, "")}
+    _train(original.recipe, original=original, own=own, dry_run=dry_run)
 
 
 def _chosen(

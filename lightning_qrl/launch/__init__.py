@@ -15,22 +15,26 @@ from lightning.pytorch.trainer.states import TrainerStatus
 
 from lightning_qrl.arguments import make
 from lightning_qrl.build import Run, build
+from lightning_qrl.errors import in_one_line
 from lightning_qrl.launch.checkpoints import WholeCheckpoints, full_disk_in_one_line
+from lightning_qrl.launch.divergence import check_weights
+from lightning_qrl.launch.failure import told_of
 from lightning_qrl.launch.origin import Origin, check_origin, find_origin, same_run
 from lightning_qrl.launch.process import (
     INTERRUPTED,
     asking,
-    name_callback,
     not_hiding_an_error,
     quiet,
     undisturbed,
 )
 from lightning_qrl.launch.provenance import (
+    SESSIONS,
     datasets_of,
     environment_tags,
-    error_line,
     peak_memory,
     recipe_tags,
+    session,
+    source_tags,
 )
 from lightning_qrl.launch.rehearsal import check_trainer, make_trainer, rehearse
 from lightning_qrl.launch.stopping import StopAtPhaseEnd
@@ -41,6 +45,7 @@ from lightning_qrl.reports.plan import plan_columns, plan_text
 from lightning_qrl.tracking import MLflowRun, Status
 from lightning_qrl.tracking import tags as tags_
 from lightning_qrl.tracking.models import Policies
+from lightning_qrl.tracking.reach import shown
 
 __all__ = ["Origin", "Outcome", "check", "find_origin", "launch", "rehearse"]
 
@@ -75,13 +80,15 @@ def check(
         UserError: the recipe or the checkpoint is at fault, or does not fit this machine.
     """
     run = build(recipe)
-    plan = rehearse(run)
-    record = _make_record(recipe)
-    with quiet():
-        trainer = _make_trainer(run, record)
-    check_trainer(run, trainer)
+    with in_one_line(f"recipe {recipe.name}"):
+        plan = rehearse(run)
+        record = _make_record(recipe)
+        with quiet():
+            trainer = _make_trainer(run, record)
+        check_trainer(run, trainer)
     if origin is not None:
-        check_origin(origin, run, trainer.world_size)
+        with in_one_line(f"checkpoint {origin.checkpoint}"):
+            check_origin(origin, run, trainer.world_size)
     return run, plan, record, trainer
 
 
@@ -97,7 +104,8 @@ def launch(
         tags: further tags of the run in MLflow.
 
     Raises:
-        UserError: the recipe, the folder, the server or the checkpoint is at fault.
+        UserError: the recipe, the folder, the server or the checkpoint is at fault, or the run has
+            failed; what it failed with is the cause.
     """
     run, plan, record, trainer = check(recipe, origin)
     request = next(c.request for c in trainer.checkpoint_callbacks if isinstance(c, StopAtPhaseEnd))
@@ -110,11 +118,10 @@ def launch(
             _train(trainer, recipe, run, record, origin)
         status, exit_code = "FINISHED", 0
     except Exception as error:
-        name_callback(error, run.callbacks)
-        if record.begun:
-            with not_hiding_an_error(True):
-                record.set_tags({tags_.ERROR: error_line(error)})
-        raise
+        told = told_of(error, record, run.callbacks) if trainer.is_global_zero else error
+        if told is error:
+            raise
+        raise told from error
     except (KeyboardInterrupt, SystemExit):  # Lightning exits when it is interrupted
         status, exit_code = "KILLED", request.exit_code or INTERRUPTED
     finally:
@@ -145,6 +152,7 @@ def _train(
     trainer.fit(run.module, run.data, ckpt_path=None if origin is None else origin.checkpoint)
     if trainer.state.status != TrainerStatus.FINISHED:
         raise KeyboardInterrupt
+    check_weights(trainer, run.module)
     if trainer.is_global_zero:
         folder = record.run_folder / "policy"
         run.module.policy.save(run.module.model, folder)
@@ -167,15 +175,16 @@ def _start(
     origin: Origin | None,
     further: Mapping[str, str],
 ) -> None:
+    environment = environment_tags(recipe) | source_tags(run)
     continues = origin is not None and same_run(recipe, origin)
     if origin is not None and continues and not record.resume(origin.run_id):
         continues = False
-        said = f"qrl: run {origin.run_id} is not at {record.uri}; it continues there as a new run"
-        print(said, file=sys.stderr)
+        said = f"qrl: run {origin.run_id} is not at {shown(record.uri)}"
+        print(f"{said}; it continues there as a new run", file=sys.stderr)
     if not continues:
         tags = {
             **recipe_tags(recipe),
-            **environment_tags(recipe),
+            **environment,
             "qrl.policy": run.module.policy.name,
             "qrl.plan": plan.summary(),
             **further,
@@ -183,7 +192,10 @@ def _start(
         if origin is not None:
             tags[tags_.RESUMED_FROM] = origin.run_id
         record.start(recipe.flat(), tags)
-    record.log_text(recipe.to_yaml(), "recipe.yaml")
+    else:  # more steps are another recipe
+        record.set_tags({tags_.RECIPE_HASH: further.get(tags_.RECIPE_HASH, recipe.hash())})
+    record.log_entry(session(recipe, environment, origin.step if origin else 0), SESSIONS)
+    record.log_text(shown(recipe.to_yaml()), "recipe.yaml")
     record.log_text(plan_text(plan.table()), "plan.txt")
     record.log_json(plan_columns(plan.table()), "plan.json")
     record.log_datasets(datasets_of(recipe, run.module.task))

@@ -6,7 +6,8 @@ taken for a checkpoint, and is removed by the next save.
 
 Read: torch's file is a zip archive with a CRC-32 of each record, which ``torch.load`` does not look
 at when it maps the file into memory. It is computed here first, so a file that was cut short or
-altered is refused. Only plain containers and tensors are loaded (``weights_only``): no code runs.
+altered is refused. Only plain containers and tensors are loaded (``weights_only``): no code in the
+file runs. (The recipe in it may name classes, which are imported like those of any recipe.)
 """
 
 import os
@@ -22,9 +23,11 @@ from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.fabric.utilities.types import _PATH
 from typing_extensions import override
 
-from lightning_qrl.errors import UserError
+from lightning_qrl.analysis.nonfinite import first_nonfinite_tensor
+from lightning_qrl.errors import UserError, first_line
 from lightning_qrl.launch.disk import full_disk
 from lightning_qrl.tracking import MLflowRun
+from lightning_qrl.tracking.reach import shown
 
 FOLDER = "checkpoints"  # of a run's folder
 ASIDE = ".part"
@@ -83,10 +86,23 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         if not isinstance(saved, dict):
             raise TypeError(f"it holds a {type(saved).__name__}")
     except Exception as error:  # torch raises half a dozen kinds for a damaged file
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = first_line(error)
         for advice in (", please ", " This file can still"):  # torch's, for whoever wrote the file
             reason = reason.partition(advice)[0]
         raise UserError(f"checkpoint {path} is damaged or not written by qrl: {reason}") from error
+    return saved
+
+
+def read_sound(path: Path) -> dict[str, Any]:
+    """A checkpoint that can be gone on from: whole, and its weights are finite.
+
+    Raises:
+        UserError: it is not.
+    """
+    saved = read_checkpoint(path)
+    bad = first_nonfinite_tensor(saved.get("state_dict", {}).items())
+    if bad is not None:
+        raise UserError(f"checkpoint {path} holds weights that are not finite, first {bad}")
     return saved
 
 
@@ -97,17 +113,16 @@ def newest_first(folder: Path) -> list[Path]:
 
 
 def newest_sound(files: Iterable[Path]) -> Path | None:
-    """The first of some files that is a whole checkpoint."""
+    """The first of some files that can be gone on from."""
     for file in files:
         with suppress(UserError):
-            read_checkpoint(file)
+            read_sound(file)
             return file
     return None
 
 
-def last_good(files: Iterable[Path]) -> str:
-    """A clause that names the first whole one of a run's checkpoints."""
-    sound = newest_sound(files)
+def last_good(sound: Path | None) -> str:
+    """A clause that names the newest sound one of a run's checkpoints."""
     said = "there is no checkpoint to go on from"
     return said if sound is None else f"the last good checkpoint is {sound}"
 
@@ -127,12 +142,12 @@ def full_disk_in_one_line(record: MLflowRun) -> Iterator[None]:
         reason = full_disk(error)
         if reason is None:
             raise
-        what = f"run {record.run_name} in {record.run_folder}, recorded at {record.uri},"
+        what = f"run {record.run_name} in {record.run_folder}, recorded at {shown(record.uri)},"
         raise _no_room(what, reason, record.run_folder / FOLDER) from error
 
 
 def _no_room(what: str, reason: str, folder: Path) -> UserError:
-    good = last_good(newest_first(folder))
+    good = last_good(newest_sound(newest_first(folder)))
     remedy = "make room and go on with qrl fit --resume"
     return UserError(f"{what} cannot be written: {reason}; {good}; {remedy}")
 

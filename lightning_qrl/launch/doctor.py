@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import torch
 from torch import Tensor
@@ -23,7 +22,7 @@ from lightning_qrl.probes import PROBES, Verdict, run_probe
 from lightning_qrl.reports.doctor import Finding
 from lightning_qrl.tracking import MLflowRun
 from lightning_qrl.tracking.client import connect
-from lightning_qrl.tracking.reach import PORTS, check_answers, check_writable
+from lightning_qrl.tracking.reach import PORTS, check_answers, check_writable, shown
 
 GIB = 2**30
 LITTLE_DISK = 1 * GIB
@@ -151,12 +150,12 @@ def _disk(folder: Path) -> Finding:
 
 def _mlflow(uri: str) -> Finding:
     """Whether runs can be recorded. No database is touched: opening one makes its tables."""
-    database = urlsplit(uri).scheme.partition("+")[0] in ("sqlite", *PORTS)
+    database = uri.partition(":")[0].partition("+")[0] in ("sqlite", *PORTS)
     try:
         (check_answers if database else connect)(uri)
     except UserError as error:
         return Finding("MLflow", str(error), broken=True)
-    return Finding("MLflow", f"{uri} can be reached")
+    return Finding("MLflow", f"{shown(uri)} can be reached")
 
 
 def _versions() -> Iterator[Finding]:

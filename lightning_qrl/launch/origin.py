@@ -7,8 +7,8 @@ from typing import Any
 from lightning_qrl.asynchrony.pipeline import check_queue
 from lightning_qrl.build import Run
 from lightning_qrl.data import RolloutData
-from lightning_qrl.errors import UserError
-from lightning_qrl.launch.checkpoints import FOLDER, newest_first, newest_sound, read_checkpoint
+from lightning_qrl.errors import UserError, described
+from lightning_qrl.launch.checkpoints import FOLDER, newest_first, newest_sound, read_sound
 from lightning_qrl.launch.rehearsal import corrections_of, replays_routes
 from lightning_qrl.recipe import Recipe, recipe_from_yaml
 from lightning_qrl.tracking import MLflowRun
@@ -58,15 +58,16 @@ def find_origin(resume: str, uri: str | None) -> Origin:
 
 
 def _read_origin(path: Path) -> Origin:
-    saved = read_checkpoint(path)
+    saved = read_sound(path)
     try:
         ours = saved["lightning_qrl"]
         recipe = recipe_from_yaml(ours["recipe"], ours["recipe_name"])
         shapes = {name: tuple(tensor.shape) for name, tensor in saved["state_dict"].items()}
         queue = saved.get(RolloutData.__name__, {})  # so Lightning names it
         return Origin(path, recipe, ours["run_id"], saved["global_step"], shapes, queue)
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise UserError(f"checkpoint {path} is damaged or not written by qrl: {error}") from error
+    except Exception as error:  # whatever is in the file
+        said = "is damaged or not written by qrl"
+        raise UserError(f"checkpoint {path} {said}: {described(error)}") from error
 
 
 def _checkpoints(resume: str, uri: str | None) -> list[Path]:
@@ -79,7 +80,10 @@ def _checkpoints(resume: str, uri: str | None) -> list[Path]:
     run_folder = path if path.is_dir() else MLflowRun(uri=uri).find(resume)
     files = newest_first(run_folder / FOLDER)
     if not files:
-        raise UserError(f"run {resume} has no checkpoint in {run_folder / FOLDER}")
+        raise UserError(
+            f"run {resume} has no checkpoint in {run_folder / FOLDER}: it ended before its first; "
+            f"start it again: qrl fit --rerun {resume}"
+        )
     return files
 
 

@@ -5,17 +5,18 @@ import os
 import signal
 import sys
 import threading
-import traceback
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
 from huggingface_hub.utils.tqdm import enable_progress_bars
 from transformers.utils import logging as transformers_logging
 
+from lightning_qrl.errors import first_line
+
 INTERRUPTED, TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM  # exit codes of a shell
-STOPPING = b"qrl: stopping after this step; again to stop at once\n"
+STOPPING = b"qrl: stopping after this rollout phase; again to stop at once\n"
 
 
 @contextmanager
@@ -81,14 +82,6 @@ def asking(request: StopRequest) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def name_callback(error: BaseException, callbacks: Mapping[str, object]) -> None:
-    """Have a traceback end with the key of the callback that it passed through, if any."""
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    for key, callback in callbacks.items():
-        if any(frame.f_locals.get("self") is callback for frame in frames):
-            error.add_note(f"raised in callbacks.{key}")
-
-
 @contextmanager
 def not_hiding_an_error(raised: bool) -> Iterator[None]:
     """What fails while the end of a failed run is recorded does not hide why the run failed."""
@@ -97,8 +90,8 @@ def not_hiding_an_error(raised: bool) -> Iterator[None]:
     except Exception as error:
         if not raised:
             raise
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        print(f"note: how the run ended could not be recorded: {reason}", file=sys.stderr)
+        said = f"note: how the run ended could not be recorded: {first_line(error)}"
+        print(said, file=sys.stderr)
 
 
 @contextmanager

@@ -5,7 +5,8 @@ trainer for a CPU, whatever machine the recipe is for: so any machine can check 
 """
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol, runtime_checkable
 
 import lightning as L
@@ -16,7 +17,7 @@ from lightning_qrl.arguments import REJECTED
 from lightning_qrl.build import Run
 from lightning_qrl.corrections.stack import Corrections, Corrects
 from lightning_qrl.data import RolloutData
-from lightning_qrl.errors import UserError
+from lightning_qrl.errors import UserError, described, in_one_line
 from lightning_qrl.grpo import GRPOModule
 from lightning_qrl.launch.process import quiet
 from lightning_qrl.policy_module import PRECISIONS, PolicyModule
@@ -57,32 +58,36 @@ def rehearse(run: Run) -> PrecisionPlan:
         UserError: a selector matches nothing, two callbacks disagree, there is no such schedule.
     """
     plan = PrecisionPlan()
-    for callback in run.callbacks.values():
+    for key, callback in run.callbacks.items():
         if isinstance(callback, Declares):
-            callback.declare(plan)
-    skeleton = run.module.policy.skeleton()
-    try:
-        plan.commit(skeleton, find_chip(str(run.trainer_args.get("accelerator", "auto"))))
-    except UserError:
-        raise
-    except ValueError as error:
-        raise UserError(f"policy {run.module.policy.name}: {error}") from None
-    try:
-        settings, steps = run.module.optimizer_settings, run.trainer_args["max_steps"]
+            with in_one_line(f"callbacks.{key}"):
+                callback.declare(plan)
+    policy = run.module.policy.name
+    with in_one_line(f"policy {policy}"):
+        skeleton = run.module.policy.skeleton()
+        chip = find_chip(str(run.trainer_args.get("accelerator", "auto")))
+        plan.commit(skeleton, chip)
+    settings, steps = run.module.optimizer_settings, run.trainer_args["max_steps"]
+    with in_one_line("optimizer"):
         settings.build(skeleton, frozenset(), steps)
-    except REJECTED as error:
-        raise UserError(f"optimizer: {error}") from None
     for key, callback in run.callbacks.items():
         if isinstance(callback, ChecksPolicy):
-            try:
+            with _of_callback(key):
                 callback.check_policy(run.module, skeleton)
-            except UserError as error:
-                raise UserError(f"callbacks.{key}: {error}") from None
     with quiet(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of what a CPU lacks
         trainer = make_trainer(run, **ANYWHERE, logger=False)
     check_trainer(run, trainer)
     return plan
+
+
+@contextmanager
+def _of_callback(key: str) -> Iterator[None]:
+    """Whatever is raised inside is about a callback."""
+    try:
+        yield
+    except Exception as error:
+        raise UserError(f"callbacks.{key}: {described(error)}") from error
 
 
 def make_trainer(run: Run, last: Sequence[Checkpoint] = (), **given: Any) -> L.Trainer:
@@ -106,8 +111,10 @@ def make_trainer(run: Run, last: Sequence[Checkpoint] = (), **given: Any) -> L.T
     given["callbacks"] = [*callbacks, *last]
     try:
         return L.Trainer(**{**run.trainer_args, **given})
-    except (*REJECTED, RuntimeError) as error:
+    except REJECTED as error:
         raise UserError(f"trainer: {error}") from error
+    except Exception as error:  # what a machine lacks shows in many ways
+        raise UserError(f"trainer: {described(error)}") from error
 
 
 def check_trainer(run: Run, trainer: L.Trainer) -> None:
@@ -120,10 +127,8 @@ def check_trainer(run: Run, trainer: L.Trainer) -> None:
     _check_corrections(run, trainer.world_size)
     for key, callback in run.callbacks.items():
         if isinstance(callback, ChecksTrainer):
-            try:
+            with _of_callback(key):
                 callback.check_trainer(trainer)
-            except UserError as error:
-                raise UserError(f"callbacks.{key}: {error}") from None
 
 
 def _check_corrections(run: Run, ranks: int) -> None:

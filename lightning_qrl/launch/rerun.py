@@ -1,15 +1,18 @@
 """Repeating a run from what MLflow holds of it: its recipe, and the tags of where it was made."""
 
+import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from lightning_qrl.errors import UserError
+from lightning_qrl.launch.provenance import SESSIONS
 from lightning_qrl.recipe import Recipe, recipe_from_yaml
 from lightning_qrl.tracking import tags
 from lightning_qrl.tracking.client import connect_to_read, find_run, tracking_uri
-from lightning_qrl.tracking.reach import one_line
+from lightning_qrl.tracking.reach import one_line, shown
 
 RECIPE = "recipe.yaml"  # artefact
 
@@ -22,27 +25,35 @@ class Original:
         run_id: its id.
         recipe: what it was made by, to be recorded where the run was found.
         tags: its tags.
+        sessions: tags of where it was begun, and of where it was gone on with each time.
+        datasets: digests of what it was trained and judged on, by split.
     """
 
     run_id: str
     recipe: Recipe
     tags: Mapping[str, str] = field(repr=False)
+    sessions: Sequence[Mapping[str, str]] = field(default=(), repr=False)
+    datasets: Mapping[str, str] = field(default_factory=dict, repr=False)
 
-    def differences(self, now: Mapping[str, str]) -> list[str]:
-        """What differs in code, packages and machine, a line each; empty if nothing does.
+    def differences(
+        self, now: Mapping[str, str], datasets: Sequence[Mapping[str, str]]
+    ) -> list[str]:
+        """What differs in code, packages, data and machine, a line each; empty if nothing does.
 
         Args:
-            now: the tags of this environment (`provenance.environment_tags`).
+            now: the tags of this environment (`provenance.environment_tags`, `source_tags`).
+            datasets: of the task as it is now (`provenance.datasets_of`).
         """
-        lines = [
-            f"differs  {tag.removeprefix('qrl.')}: was {self.tags.get(tag, 'not recorded')}, "
-            f"is {now.get(tag, 'unknown')}"
-            for tag in tags.ENVIRONMENT
-            if self.tags.get(tag) != now.get(tag)
-        ]
-        if self.tags.get(tags.GIT_DIRTY) == now.get(tags.GIT_DIRTY) == "true":
+        sessions = [_facts(one) for one in self.sessions or (self.tags,)]
+        before = [self._data() | one for one in sessions]
+        data = {f"data of {one['context']}": one["digest"] for one in datasets}
+        lines = list(_differences(before, data | _facts(now)))
+        if now.get(tags.GIT_DIRTY) == "true" in [one.get("git_dirty") for one in sessions]:
             lines.append("unknown  both runs have changes that are in no commit")
         return lines
+
+    def _data(self) -> dict[str, str]:
+        return {f"data of {split}": digest for split, digest in self.datasets.items()}
 
     def verdict(self, policy_sha256: str) -> str:
         """Whether a repeated run has ended with the same weights, in a line.
@@ -79,12 +90,47 @@ def find_original(run: str, uri: str | None, overrides: Sequence[str]) -> Origin
     client = connect_to_read(uri, run)
     found = find_run(client, uri, run)
     run_id, its_tags = found.info.run_id, found.data.tags
+    if (before := its_tags.get(tags.RESUMED_FROM)) is not None:
+        raise UserError(
+            f"run {run} was continued from a checkpoint of run {before}, and --rerun begins at "
+            f"step 0; continue that checkpoint again by this run's artefact {RECIPE}: "
+            f"qrl fit --recipe {RECIPE} --resume {before}"
+        )
     with one_line(uri), tempfile.TemporaryDirectory() as folder:
-        if RECIPE not in [file.path for file in client.list_artifacts(run_id)]:
-            raise UserError(f"run {run} at {uri} has no artefact {RECIPE}: it cannot be repeated")
-        text = Path(client.download_artifacts(run_id, RECIPE, folder)).read_text(encoding="utf-8")
+        there = [file.path for file in client.list_artifacts(run_id)]
+        if RECIPE not in there:
+            raise UserError(
+                f"run {run} at {shown(uri)} has no artefact {RECIPE}: it cannot be repeated"
+            )
+
+        def read(artefact: str) -> str:
+            return Path(client.download_artifacts(run_id, artefact, folder)).read_text("utf-8")
+
+        text = read(RECIPE)
+        sessions = json.loads(read(SESSIONS)) if SESSIONS in there else ()
+        datasets = _datasets(client.get_run(run_id))
     name = its_tags.get(tags.RECIPE, "recipe")
     recipe = recipe_from_yaml(text, name, overrides, label=f"{RECIPE} of run {run}")
     if "uri" in recipe.values.get("tracking", {}):
         recipe.values["tracking"]["uri"] = uri
-    return Original(run_id, recipe, its_tags)
+    return Original(run_id, recipe, its_tags, sessions, datasets)
+
+
+def _datasets(run: Any) -> dict[str, str]:
+    """Digests of a run's dataset inputs by their contexts."""
+    inputs = run.inputs.dataset_inputs if run.inputs else []
+    return {tag.value: one.dataset.digest for one in inputs for tag in one.tags}
+
+
+def _facts(own: Mapping[str, str]) -> dict[str, str]:
+    """What a repeated run should have alike, by what it is called in a message."""
+    facts = {tag.removeprefix("qrl."): own[tag] for tag in tags.ENVIRONMENT if tag in own}
+    sources = json.loads(own.get(tags.SOURCES, "{}"))
+    return facts | {f"files of {key}": digest for key, digest in sources.items()}
+
+
+def _differences(sessions: Sequence[Mapping[str, str]], now: Mapping[str, str]) -> Iterator[str]:
+    for fact in dict.fromkeys([*now, *(fact for one in sessions for fact in one)]):
+        was = list(dict.fromkeys(one.get(fact, "not recorded") for one in sessions))
+        if was != [now.get(fact)]:
+            yield f"differs  {fact}: was {', then '.join(was)}, is {now.get(fact, 'unknown')}"

@@ -8,7 +8,6 @@ bias) is averaged just as the loss is. A loss is a frozen dataclass: its fields 
 B completions, S predictions.
 """
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar
@@ -64,6 +63,7 @@ class Loss(ABC):
         return self.reduce(values_BS, experience), metrics
 
 
+LARGEST_CLIP = 1e9  # no ratio is larger: they end at e^LIMIT
 LIMIT = 20.0  # of a log-ratio, as in verl: e^20 is far beyond any clip, and its square is finite
 
 
@@ -86,9 +86,9 @@ def log_ratio(logprobs_BS: Tensor, experience: Experience) -> Tensor:
 
 def check_clip(clip_low: float, clip_high: float) -> None:
     """Raise ValueError where [1 - clip_low, 1 + clip_high] is no interval around 1 above 0."""
-    if not (0 <= clip_low < 1 and 0 <= clip_high < math.inf):
+    if not (0 <= clip_low < 1 and 0 <= clip_high <= LARGEST_CLIP):
         raise ValueError(
-            "clip_low must be in [0, 1) and clip_high at least 0 and finite, "
+            f"clip_low must be in [0, 1) and clip_high at least 0 and at most {LARGEST_CLIP:g}, "
             f"got {clip_low} and {clip_high}"
         )
 

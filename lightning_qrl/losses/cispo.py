@@ -10,7 +10,6 @@ drops the tokens that it clips; here they keep a bounded weight. The value is no
 a weighted log-probability, and only its gradient means something.
 """
 
-import math
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -18,7 +17,7 @@ from typing_extensions import override
 
 from lightning_qrl.experience import Experience
 from lightning_qrl.losses._reductions import token_mean
-from lightning_qrl.losses.base import Loss, log_ratio, ratio_metrics
+from lightning_qrl.losses.base import LARGEST_CLIP, Loss, log_ratio, ratio_metrics
 from lightning_qrl.metrics import Metric, mean
 
 
@@ -30,14 +29,14 @@ class Cispo(Loss):
         clip_high: the ratio is capped at 1 + clip_high.
 
     Raises:
-        ValueError: it is negative or infinite.
+        ValueError: it is negative, or larger than any ratio.
     """
 
     clip_high: float = 4.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.clip_high < math.inf:
-            raise ValueError(f"clip_high must be at least 0 and finite, got {self.clip_high}")
+        if not 0 <= self.clip_high <= LARGEST_CLIP:
+            raise ValueError(f"clip_high must be 0 to {LARGEST_CLIP:g}, got {self.clip_high}")
 
     @override
     def per_token(

@@ -148,7 +148,7 @@ def line(standing: Standing, key: Key) -> str:
 
 def grid(standing: Standing) -> RenderableType:
     """The table of arms and seeds for a terminal."""
-    table = Table(title=standing.title, title_justify="left", box=None, pad_edge=False)
+    table = Table(title=Text(standing.title), title_justify="left", box=None, pad_edge=False)
     first, *seeds, last = standing.headings()
     table.add_column(first)
     for seed in seeds:

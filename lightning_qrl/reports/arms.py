@@ -2,22 +2,24 @@
 
 Runs of an ablation say which arm they are. Of other runs, those of one recipe (one hash) are an
 arm, and of runs that were made by something else those that are named alike but for a trailing seed
-(``lr3-seed0``, ``lr3_s1``). Names that MLflow made up (``bold-fox-123``) say nothing: such runs are
-an arm if all their parameters but the seed are equal.
+(``lr3-seed0``, ``lr3_s1``) and whose parameters are equal, but for the seed and for where a run
+keeps its files. Names that MLflow made up (``bold-fox-123``) say nothing: there the parameters do.
 """
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain, count
 
 from lightning_qrl.tracking import tags
-from lightning_qrl.tracking.notebook import RecordedRun
+from lightning_qrl.tracking.notebook import RecordedRun, is_made_up
 
 NAMED_SEED = re.compile(r"[-_ /.]+(?:seed|s)[-_= ]?(\d+)$", re.IGNORECASE)
-MADE_UP = re.compile(r"[a-z]+-[a-z]+-\d{1,4}")
+OF_ONE_RUN = {"seed", "data_seed", "run_name", "run_id", "output_dir", "logging_dir"}  # parameters
 TOLD_APART = 3  # parameters that a name may spell out
-ENDED = {"FAILED": "failed", "KILLED": "killed"}
+ENDED = ("FINISHED", "FAILED", "KILLED")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +30,9 @@ class Arm:
         name: unique within a comparison.
         recipe: name of its recipe; empty if unknown.
         removed: callbacks that it leaves out.
-        runs: by seed, ascending; failed ones too.
-        values: by a measure's key, by seed; a seed without the value has no entry.
+        runs: by seed, ascending; failed and interrupted ones too.
+        values: by a measure's key, by seed; a seed without the value has no entry. Finite, but that
+            a gradient norm may be infinite.
         errors: by seed, the line that a failed run ended with.
     """
 
@@ -45,13 +48,32 @@ class Arm:
         """The runs that came to their end, by seed: those whose numbers count."""
         return {seed: run for seed, run in self.runs.items() if run.status == "FINISHED"}
 
+    @property
+    def interrupted(self) -> list[int]:
+        """Seeds of the runs that somebody stopped: they may go on, and say nothing yet."""
+        return [seed for seed, run in self.runs.items() if run.status == "KILLED"]
+
+    @property
+    def planned(self) -> str:
+        """Its name in the design of the ablation that it is of; else empty."""
+        return next(iter(self.runs.values())).tags.get(tags.ARM, "")
+
+    def known(self, key: str) -> dict[int, float]:
+        """The finite values of a measure, by seed."""
+        own = self.values.get(key, {})
+        return {seed: value for seed, value in own.items() if math.isfinite(value)}
+
+    def lost(self, key: str) -> int:
+        """How many runs came to an end, of their own, without a finite value of a measure."""
+        return len(self.runs) - len(self.interrupted) - len(self.known(key))
+
 
 def gather(runs: Sequence[RecordedRun]) -> tuple[list[Arm], list[str]]:
     """Arms, in the order in which they were started, and what a reader must know about them.
 
     Runs that have not ended are left out.
     """
-    ended = [run for run in runs if run.status in ("FINISHED", *ENDED)]
+    ended = [run for run in runs if run.status in ENDED]
     going = [run.name for run in runs if run not in ended]
     notes = [f"Still running, and left out: {', '.join(going)}."] if going else []
     groups: dict[tuple[object, ...], list[RecordedRun]] = defaultdict(list)
@@ -62,7 +84,7 @@ def gather(runs: Sequence[RecordedRun]) -> tuple[list[Arm], list[str]]:
     for name, own in zip(names, groups.values(), strict=True):
         by_seed, said = _by_seed(name, own)
         notes += said
-        errors = {seed: _error(run) for seed, run in by_seed.items() if run.status in ENDED}
+        errors = {seed: _error(run) for seed, run in by_seed.items() if run.status == "FAILED"}
         removed = tuple(filter(None, own[0].tags.get(tags.REMOVED, "").split(",")))
         recipe = own[0].tags.get(tags.RECIPE, "")
         arms.append(Arm(name, recipe, removed, by_seed, {}, errors))
@@ -86,9 +108,7 @@ def _key(run: RecordedRun) -> tuple[object, ...]:
         return ("arm", run.tags[tags.ARM], recipe_hash)
     if recipe_hash is not None:
         return ("recipe", recipe_hash)
-    if _made_up(run):
-        return ("parameters", frozenset(_told(run).items()))
-    return ("name", _label(run))
+    return ("name", _label(run), frozenset(_told(run).items()))
 
 
 def _label(run: RecordedRun) -> str:
@@ -97,11 +117,8 @@ def _label(run: RecordedRun) -> str:
         return own[tags.ARM]
     if tags.RECIPE_HASH in own and own.get(tags.RECIPE):
         return own[tags.RECIPE]
-    return run.experiment if _made_up(run) else NAMED_SEED.sub("", run.name)
-
-
-def _made_up(run: RecordedRun) -> bool:
-    return bool(MADE_UP.fullmatch(run.name) and run.params and seed_of(run) is not None)
+    made_up = run.params and seed_of(run) is not None and is_made_up(run.name)
+    return run.experiment if made_up else NAMED_SEED.sub("", run.name)
 
 
 def _told(run: RecordedRun) -> dict[str, str]:
@@ -109,7 +126,8 @@ def _told(run: RecordedRun) -> dict[str, str]:
     return {
         key: value
         for key, value in run.params.items()
-        if key != "seed" and not key.startswith(("tracking.", "tracking/"))
+        if re.split(r"[./]", key)[-1] not in OF_ONE_RUN
+        and not key.startswith(("tracking.", "tracking/"))
     }
 
 
@@ -124,7 +142,16 @@ def _distinct(firsts: Sequence[RecordedRun]) -> list[str]:
             parts = _apart([firsts[index] for index in indices])
             for index, part in zip(indices, parts, strict=True):
                 names[index] = f"{label}, {part}"
-    return names
+    return _unlike(names)
+
+
+def _unlike(names: Sequence[str]) -> list[str]:
+    """Names, of which those that are there already get a number."""
+    unlike: dict[str, None] = {}
+    for name in names:
+        numbered = (f"{name} ({number})" for number in count(2))
+        unlike[next(n for n in chain([name], numbered) if n not in unlike)] = None
+    return list(unlike)
 
 
 def _apart(runs: Sequence[RecordedRun]) -> list[str]:
@@ -171,4 +198,4 @@ def _counts(run: RecordedRun) -> tuple[bool, float]:
 def _error(run: RecordedRun) -> str:
     steps = [int(history.steps[-1]) for history in run.metrics.values()]
     where = f" after step {max(steps)}" if steps else ""
-    return run.tags.get(tags.ERROR) or f"{ENDED[run.status]}{where}"
+    return run.tags.get(tags.ERROR) or f"failed{where}"

@@ -7,8 +7,8 @@ arm with failures are those of the runs that survived, and a note says so.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from lightning_qrl.errors import UserError
 from lightning_qrl.reports.arms import Arm, gather
@@ -17,6 +17,7 @@ from lightning_qrl.reports.differences import Difference, differences, scaled
 from lightning_qrl.reports.measures import (
     HELD_OUT,
     METRICS,
+    NORM,
     Goal,
     Measure,
     Rule,
@@ -24,12 +25,11 @@ from lightning_qrl.reports.measures import (
     further,
     standard,
 )
+from lightning_qrl.reports.planned import in_order, on_unfinished, read_design, references
 from lightning_qrl.tracking.client import near_names
 from lightning_qrl.tracking.notebook import RecordedRun
 
 __all__ = ["Arm", "Comparison", "Difference", "Measure", "compare"]
-
-BASELINES = ("full", "base")  # arms that are the baseline unless another one is named
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,7 @@ class Comparison:
         differences: by an arm's name and a measure's key, of every arm but the baseline.
         notes: what a reader must know before concluding, a sentence each; with one seed a pair,
             that nothing can be concluded.
+        references: by an arm's name, what it is compared with where that is not the baseline.
     """
 
     title: str
@@ -50,11 +51,16 @@ class Comparison:
     measures: tuple[Measure, ...]
     differences: dict[tuple[str, str], Difference]
     notes: tuple[str, ...]
+    references: Mapping[str, Arm] = field(default_factory=dict)
 
     @property
     def baseline(self) -> Arm:
-        """The arm that the others are compared with."""
+        """The arm that the others are compared with, unless they have a reference of their own."""
         return self.arms[0]
+
+    def reference(self, arm: Arm) -> Arm:
+        """What an arm is compared with; of the baseline, itself."""
+        return self.references.get(arm.name, self.baseline)
 
 
 def compare(
@@ -64,6 +70,7 @@ def compare(
     metrics: Sequence[str] = (),
     baseline: str | None = None,
     threshold: float | None = None,
+    design: str = "",
 ) -> Comparison:
     """Sort runs into arms, measure them, and set the arms against the baseline.
 
@@ -71,8 +78,9 @@ def compare(
         runs: with the histories of `measures.METRICS` and of `metrics`, as far as they have them.
         title: what was compared.
         metrics: further metrics to measure.
-        baseline: name of an arm; by default one of `BASELINES`, else the one started first.
+        baseline: name of an arm, for all to be compared with; by default see `planned`.
         threshold: held-out reward for "steps to"; by default `measures.default_goal`.
+        design: of the ablation that the runs are of, as JSON.
 
     Raises:
         UserError: no run has ended, there is no such arm, or there is nothing to measure.
@@ -80,7 +88,8 @@ def compare(
     arms, said = gather(runs)
     if not arms:
         raise UserError(f"nothing to compare: no run of {title or 'these'} has ended yet")
-    arms = _baseline_first(arms, baseline)
+    planned = read_design(design)
+    arms = _baseline_first(in_order(arms, planned), baseline)
     finished = [run for arm in arms for run in arm.finished.values()]
     logged = {name for run in finished for name in run.metrics}
     goal = _default_goal(arms[0]) if threshold is None else Goal(threshold, "")
@@ -93,13 +102,16 @@ def compare(
         )
     arms = [_measured(arm, rules) for arm in arms]
     measures = [scaled(rule.measure, arms) for rule in rules]
+    compared = references(arms, None if baseline else planned)
     found = {
         (arm, measure.key): difference
         for measure in measures
-        for arm, difference in differences(arms, measure).items()
+        for arm, difference in differences(arms, compared, measure).items()
     }
-    notes = (*notes_on(arms, measures, found), *said)
-    return Comparison(title, tuple(arms), tuple(measures), found, notes)
+    said += _by_difference(rules, measures)
+    notes = (*on_unfinished(arms, planned), *notes_on(arms, measures, found, compared), *said)
+    own = {name: arm for name, arm in compared.items() if arm is not arms[0]}
+    return Comparison(title, tuple(arms), tuple(measures), found, notes, own)
 
 
 def _default_goal(base: Arm) -> Goal | None:
@@ -109,10 +121,26 @@ def _default_goal(base: Arm) -> Goal | None:
 
 def _baseline_first(arms: list[Arm], named: str | None) -> list[Arm]:
     names = [arm.name for arm in arms]
-    if named is not None and named not in names:
+    if named is None:
+        return arms
+    if named not in names:
         raise UserError(f"--baseline {named}: there is no such arm; {near_names(named, names)}")
-    chosen = named or next((name for name in BASELINES if name in names), names[0])
-    return sorted(arms, key=lambda arm: arm.name != chosen)
+    return sorted(arms, key=lambda arm: arm.name != named)
+
+
+def _by_difference(rules: Sequence[Rule], measures: Sequence[Measure]) -> list[str]:
+    labels = [
+        measure.label
+        for rule, measure in zip(rules, measures, strict=True)
+        if measure.scale != rule.measure.scale
+    ]
+    what = f"{', '.join(labels)} {'is' if len(labels) == 1 else 'are'}"
+    return [f"{what} compared by difference, not by ratio: of a run it is 0."] if labels else []
+
+
+def _diverged(rule: Rule, value: float) -> bool:
+    """An infinite gradient norm is a value: that of a run that came apart."""
+    return rule.metric == NORM and value == math.inf
 
 
 def _measured(arm: Arm, rules: Sequence[Rule]) -> Arm:
@@ -121,6 +149,6 @@ def _measured(arm: Arm, rules: Sequence[Rule]) -> Arm:
         own = values[rule.measure.key] = {}
         for seed, run in arm.finished.items():
             value = rule.of(run.metrics[rule.metric]) if rule.metric in run.metrics else None
-            if value is not None and math.isfinite(value):
+            if value is not None and (math.isfinite(value) or _diverged(rule, value)):
                 own[seed] = value
     return replace(arm, values=values)

@@ -12,7 +12,7 @@ from lightning_qrl.reports.comparison import Arm, Comparison, Measure
 
 COLUMNS = (
     "arm", "baseline", "measure", "unit", "scale", "seeds", "mean", "sd", "pairs", "difference",
-    "low", "high", "p", "p_holm", "marked",
+    "low", "high", "p", "p_holm", "marked", "withheld",
 )  # fmt: skip
 
 
@@ -21,6 +21,7 @@ def comparison_json(comparison: Comparison) -> str:
     arms = [
         {
             "name": arm.name,
+            "compared_with": None if arm is comparison.baseline else comparison.reference(arm).name,
             "recipe": arm.recipe,
             "removed": list(arm.removed),
             "runs": {seed: _run(arm, seed) for seed in arm.runs},
@@ -57,7 +58,7 @@ def comparison_csv(comparison: Comparison) -> str:
                 **difference,
                 "difference": difference.get("mean"),
                 "arm": arm.name,
-                "baseline": comparison.baseline.name,
+                "baseline": comparison.reference(arm).name,
                 "measure": measure.key,
                 "unit": measure.unit,
                 "scale": measure.scale,
@@ -80,12 +81,13 @@ def _run(arm: Arm, seed: int) -> dict[str, Any]:
 
 
 def _summary(arm: Arm, measure: Measure) -> dict[str, Any]:
-    """Number of seeds with a value, their mean and standard deviation (ddof 1)."""
+    """Number of seeds with a value, their mean and standard deviation (ddof 1); of finite ones."""
     values = list(arm.values[measure.key].values())
+    finite = len(arm.known(measure.key)) == len(values)
     return {
         "seeds": len(values),
-        "mean": statistics.fmean(values) if values else None,
-        "sd": statistics.stdev(values) if len(values) > 1 else None,
+        "mean": statistics.fmean(values) if values and finite else None,
+        "sd": statistics.stdev(values) if len(values) > 1 and finite else None,
     }
 
 

@@ -4,8 +4,7 @@ from collections.abc import Iterator, Sequence
 from textwrap import TextWrapper
 
 from lightning_qrl.reports.comparison import Arm, Comparison, Measure
-from lightning_qrl.reports.page.look import plain, shortened
-from lightning_qrl.reports.page.words import difference_text, value_text
+from lightning_qrl.reports.numbers import difference_text, plain, shortened, value_text
 from lightning_qrl.reports.tables import text_table
 
 WIDTH = 116  # of a table, in characters
@@ -45,7 +44,8 @@ def _columns(comparison: Comparison, measure: Measure) -> list[Column]:
 
 def _value(arm: Arm, measure: Measure) -> str:
     values = list(arm.values[measure.key].values())
-    some = f" ({len(values)} of {len(arm.runs)})" if 0 < len(values) < len(arm.runs) else ""
+    known = len(arm.known(measure.key))
+    some = f" ({known} of {len(arm.runs)})" if 0 < known < len(arm.runs) else ""
     return value_text(measure, values) + some
 
 

@@ -23,7 +23,10 @@ class Difference:
         high: its upper end.
         p: two-sided, of a paired t-test; NaN with fewer than two pairs.
         p_holm: the same, corrected for the number of arms that are compared (Holm 1979).
-        marked: whether the interval excludes zero and ``p_holm`` is below 0.05.
+        marked: whether the interval excludes zero and ``p_holm`` is below 0.05, and it is not
+            withheld.
+        withheld: whether it would be marked, but that the arm has lost more seeds than what it is
+            compared with: those that survived flatter it.
     """
 
     pairs: int
@@ -33,27 +36,39 @@ class Difference:
     p: float
     p_holm: float
     marked: bool
+    withheld: bool = False
 
 
 def scaled(measure: Measure, arms: Sequence[Arm]) -> Measure:
     """A ratio needs values above zero; where one is not, all of the measure goes by difference."""
-    values = [value for arm in arms for value in arm.values[measure.key].values()]
+    values = [value for arm in arms for value in arm.known(measure.key).values()]
     return measure if min(values, default=1.0) > 0 else replace(measure, scale="difference")
 
 
-def differences(arms: Sequence[Arm], measure: Measure) -> dict[str, Difference]:
-    """Of every arm but the baseline."""
-    base = arms[0].values[measure.key]
-    found = {arm.name: _pairs(arm.values[measure.key], base, measure) for arm in arms[1:]}
-    results = {name: paired(*pair) for name, pair in found.items()}
-    corrected = holm([result.p for result in results.values()])
-    return {
-        name: Difference(
-            r.pairs, r.mean, r.low, r.high, r.p, p_holm,
-            marked=p_holm < LEVEL and not r.low <= 0 <= r.high,
-        )
-        for (name, r), p_holm in zip(results.items(), corrected, strict=True)
-    }  # fmt: skip
+def differences(
+    arms: Sequence[Arm], references: Mapping[str, Arm], measure: Measure
+) -> dict[str, Difference]:
+    """Of every arm but the baseline.
+
+    Args:
+        arms: the baseline first.
+        references: by an arm's name, what it is compared with.
+        measure: what is compared.
+    """
+    others, key = arms[1:], measure.key
+    results = [
+        paired(*_pairs(arm.known(key), references[arm.name].known(key), measure)) for arm in others
+    ]
+    corrected = holm([result.p for result in results])
+    found = {}
+    for arm, r, p_holm in zip(others, results, corrected, strict=True):
+        apart = p_holm < LEVEL and not r.low <= 0 <= r.high
+        withheld = apart and arm.lost(key) > references[arm.name].lost(key)
+        found[arm.name] = Difference(
+            r.pairs, r.mean, r.low, r.high, r.p, p_holm, marked=apart and not withheld,
+            withheld=withheld,
+        )  # fmt: skip
+    return found
 
 
 def _pairs(

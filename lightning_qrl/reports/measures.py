@@ -5,11 +5,13 @@ noise grows with it, so differences of logarithms are alike over seeds where pla
 Rewards, shares, counts and entropies are compared by difference.
 """
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lightning_qrl.tracking.histories import History
 
@@ -96,9 +98,11 @@ def standard(logged: Collection[str], goal: Goal | None) -> list[Rule]:
         Rule(Measure("ess", "ESS", "", "higher", "{:.3f}",
                      f"mean over steps of {ESS}"), ESS, mean),
         Rule(Measure("largest_grad_norm", "largest gradient norm", "", "lower", "{:.3g}",
-                     f"of {NORM}, before it is clipped", "ratio"), NORM, largest),
+                     f"of {NORM}, before it is clipped; infinite if any is not finite", "ratio"),
+             NORM, highest),
         Rule(Measure("spikes", "spikes", "", "lower", "{:.1f}",
-                     f"steps with {NORM} above {SPIKE:g} times the run's median, or not finite"),
+                     f"steps with {NORM} above {SPIKE:g} times the run's median of those above "
+                     "zero, or not finite"),
              NORM, spikes),
         Rule(Measure("final_entropy", "entropy at the end", "nats", None, "{:.3f}",
                      f"mean of {ENTROPY} over the last {LATE:.0%} of the steps"), ENTROPY, late),
@@ -107,7 +111,7 @@ def standard(logged: Collection[str], goal: Goal | None) -> list[Rule]:
     ]  # fmt: skip
     memory = next((name for name in MEMORY if name in logged), MEMORY[-1])
     rules.append(
-        Rule(Measure("peak_memory", "peak memory", "GB", "lower", "{:.2f}",
+        Rule(Measure("peak_memory", "peak memory", "GiB", "lower", "{:.2f}",
                      f"the largest {memory}", "ratio"), memory, largest)
     )  # fmt: skip
     return [rule for rule in rules if rule.metric in logged]
@@ -135,9 +139,11 @@ def default_goal(histories: Sequence[History]) -> Goal | None:
     Returns:
         None if the baseline does not get better, or there is none.
     """
-    if not histories:
+    ends = [history.values[[0, -1]] for history in histories]
+    ends = [pair for pair in ends if np.isfinite(pair).all()]
+    if not ends:
         return None
-    first, end = np.mean([[history.values[0], history.values[-1]] for history in histories], axis=0)
+    first, end = np.mean(ends, axis=0)
     if not end > first:
         return None
     reward = float(first + SHARE * (end - first))
@@ -154,7 +160,7 @@ def _area(metric: str) -> Rule:
 
 def _steps_to(goal: Goal) -> Rule:
     def reached(history: History) -> float | None:
-        there = history.steps[history.values >= goal.reward]
+        there = history.steps[np.isfinite(history.values) & (history.values >= goal.reward)]
         return float(there[0]) if there.size else None
 
     about = f"the first step at which {HELD_OUT} is {goal.reward:.3f} or more"
@@ -184,6 +190,12 @@ def largest(history: History) -> float:
     return float(history.values.max())
 
 
+def highest(history: History) -> float:
+    """Over steps; infinite if any is not finite: a NaN came of something that was too large."""
+    values = history.values
+    return float(values.max()) if np.isfinite(values).all() else math.inf
+
+
 def area(history: History) -> float:
     """By trapezoids, over the range of steps; of one step, its value."""
     steps, values = history
@@ -199,8 +211,17 @@ def late(history: History) -> float:
 
 
 def spikes(history: History) -> float:
-    """How many values are above `SPIKE` times the median of the finite ones, or not finite."""
+    """How many there are, see `is_spike`."""
+    return float(is_spike(history).sum())
+
+
+def is_spike(history: History) -> NDArray[np.bool_]:
+    """Where a value is above `SPIKE` times the median of the positive ones, or not finite; [S].
+
+    Zeros are steps without a signal: where they are many, a median over them would be zero too.
+    """
     values = history.values
-    finite = values[np.isfinite(values)]
-    limit = SPIKE * np.median(finite) if finite.size else 0.0
-    return float((~(values <= limit)).sum())
+    finite = np.isfinite(values)
+    usual = values[finite & (values > 0)]
+    limit = SPIKE * np.median(usual) if usual.size else 0.0
+    return np.asarray(~finite | (values > limit))

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from lightning_qrl.tracking import MLflowRun
+from lightning_qrl.tracking.reach import shown
 
 
 def summary(
@@ -27,9 +28,9 @@ def summary(
         return "\n".join(lines)
     lines += [f"run     {run.run_name} (id {run.run_id})", f"folder  {run.run_folder}"]
     if run.uri.startswith(("http://", "https://")):
-        lines.append(f"look    {run.uri}")
+        lines.append(f"look    {shown(run.uri)}")
     else:
-        lines.append(f"look    mlflow ui --backend-store-uri {run.uri}")
+        lines.append(f"look    mlflow ui --backend-store-uri {shown(run.uri)}")
     if status != "FINISHED" and any((run.run_folder / "checkpoints").glob("*.ckpt")):
         lines.append(f"go on   qrl fit --resume {run.run_id}")
     return "\n".join(lines)

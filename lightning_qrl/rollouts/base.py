@@ -6,8 +6,13 @@ from typing import Protocol
 
 from torch import nn
 
+from lightning_qrl.errors import UserError
 from lightning_qrl.experience import Completion
 from lightning_qrl.rollouts._truncation import Truncation
+
+
+class NonfiniteLogits(UserError):
+    """A policy's logits are not finite: nothing can be sampled."""
 
 
 class RolloutEngine(Protocol):
@@ -52,6 +57,9 @@ class RolloutEngine(Protocol):
 
         Returns:
             ``len(prompts) * samples`` completions, those of one prompt side by side.
+
+        Raises:
+            NonfiniteLogits: there is no distribution to sample from.
         """
 
 

@@ -14,7 +14,6 @@ N = prompts x samples completions, D distinct sequences, P prompt tokens, T new 
 V vocabulary, A completions that have not ended, L routers, K experts of a token.
 """
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import cast
@@ -25,11 +24,13 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache, PreTrainedModel
 
-from lightning_qrl.errors import UserError
 from lightning_qrl.experience import Completion
 from lightning_qrl.rollouts._draw import draw
 from lightning_qrl.rollouts._truncation import Truncation, kept_ids
+from lightning_qrl.rollouts.base import NonfiniteLogits
 from lightning_qrl.routing import Record, Routers
+
+COLDEST, HOTTEST = 1e-6, 1e6  # temperatures that logits in FP32 are divided by without harm
 
 
 class Embedded:
@@ -64,8 +65,10 @@ class Embedded:
         min_p: float = 0.0,
         max_new_tokens: int = 8,
     ) -> None:
-        if not 0 < temperature < math.inf:
-            raise ValueError(f"temperature must be above 0 and finite, got {temperature}")
+        if not COLDEST <= temperature <= HOTTEST:
+            raise ValueError(
+                f"temperature must be above 0, from {COLDEST:g} to {HOTTEST:g}, got {temperature}"
+            )
         if max_new_tokens < 1:
             raise ValueError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
         self.eos_id = eos_id
@@ -162,10 +165,7 @@ class Embedded:
             logits_to_keep=1,
         ).logits[:, -1]
         if not logits_DV.isfinite().all():
-            raise UserError(
-                f"the policy's logits are not finite after {self._version} optimizer steps: "
-                "training has diverged; lower optimizer.lr"
-            )
+            raise NonfiniteLogits("the policy's logits are not finite")
         return self.truncation(logits_DV.float() / self.temperature)
 
     def _likeliest(self, logprobs_DV: Tensor, row_A: Tensor) -> dict[str, Tensor]:

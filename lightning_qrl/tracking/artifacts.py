@@ -62,6 +62,12 @@ class Artifacts:
         older = [row for row in there if row[at] not in steps]
         self.write(artifact, json.dumps({"columns": names, "data": older + rows}))
 
+    def add_entry(self, artifact: str, entry: Any) -> None:
+        """Add an entry to a list."""
+        file = self.path(artifact)
+        there = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
+        self.write(artifact, json.dumps([*there, entry], indent=1))
+
     def bring_back(self, client: Any, run_id: str) -> None:
         """Get from MLflow what will be added to, if the folder has lost it."""
         for listed in client.list_artifacts(run_id):

@@ -7,7 +7,15 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from lightning_qrl.errors import UserError
-from lightning_qrl.tracking.reach import alone, check_answers, one_line, sqlite_file
+from lightning_qrl.tracking.reach import (
+    alone,
+    be_brief,
+    check_answers,
+    one_line,
+    shown,
+    sqlite_file,
+)
+from lightning_qrl.tracking.tags import FOLDER
 
 DEFAULT_URI = "sqlite:///mlflow.db"
 NEAR = 8  # names that a wrong one is answered with
@@ -26,6 +34,7 @@ def connect(uri: str) -> Any:
         UserError: the server does not answer.
     """
     check_answers(uri)
+    be_brief()
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
@@ -53,9 +62,9 @@ def connect_to_read(uri: str, run: str) -> Any:
 
 
 def absolute(uri: str) -> str:
-    """A server's URI that means the same in every working directory."""
+    """A server's URI that means the same in every working directory, without its password."""
     file = sqlite_file(uri)
-    return uri if file is None else f"sqlite:///{file.absolute()}"
+    return shown(uri) if file is None else f"sqlite:///{file.absolute()}"
 
 
 def experiment_id(client: Any, uri: str, name: str) -> str:
@@ -74,11 +83,11 @@ def experiment_id(client: Any, uri: str, name: str) -> str:
         except MlflowException as error:  # another process may have been faster
             found = client.get_experiment_by_name(name)
             if found is None:
-                raise UserError(f"MLflow at {uri}: experiment {name!r}: {error}") from None
+                raise UserError(f"MLflow at {shown(uri)}: experiment {name!r}: {error}") from None
     if found.lifecycle_stage == "deleted":
         raise UserError(
-            f"MLflow at {uri}: experiment {name!r} was deleted; set tracking.experiment, or bring "
-            f"it back: mlflow experiments restore --experiment-id {found.experiment_id}"
+            f"MLflow at {shown(uri)}: experiment {name!r} was deleted; set tracking.experiment, or "
+            f"bring it back: mlflow experiments restore --experiment-id {found.experiment_id}"
         )
     id: str = found.experiment_id
     return id
@@ -109,26 +118,43 @@ def find_run(client: Any, uri: str, run: str) -> Any:
             return found
         infos = [found.info for found in search(client, count=RECENT)]
     names = [info.run_name or info.run_id for info in infos]  # an old server may give no name
-    raise UserError(f"no run {run} at {uri}; {near_names(run, names) or 'it has no runs'}")
+    raise UserError(f"no run {run} at {shown(uri)}; {near_names(run, names) or 'it has no runs'}")
 
 
 def look_up(client: Any, run: str) -> Any | None:
     """The same, or None."""
-    name = run.replace("'", "")
-    for query in (
-        f"attributes.run_id = '{name}'",
-        f"attributes.run_name = '{name}'",
-        f"tags.`qrl.folder` LIKE '%/{name}'",
+    # MLflow's filters have no escapes: of a name with both quotes one is a wildcard, as % and _ are
+    quote = "'" if "'" not in run else '"'
+    name = run.replace(quote, "_")
+    for query, said in (
+        (f"attributes.run_id = {quote}{name}{quote}", lambda found: found.info.run_id),
+        (f"attributes.run_name LIKE {quote}{name}{quote}", lambda found: found.info.run_name),
+        (f"tags.`qrl.folder` LIKE {quote}%/{name}{quote}", _folder_name),
     ):
-        for found in search(client, query):
-            return found
+        for found in search(client, query, RECENT):
+            if said(found) == run:
+                return found
     return None
+
+
+def _folder_name(run: Any) -> str:
+    return str(run.data.tags[FOLDER]).rpartition("/")[2]
 
 
 def near_names(name: str, known: Iterable[str]) -> str:
     """A clause for an error message: known names, the nearest first; empty if none is known."""
     names = difflib.get_close_matches(name, dict.fromkeys(known), NEAR, cutoff=0.0)
     return f"the nearest are {', '.join(names)}" if names else ""
+
+
+def search_all(client: Any, experiments: Sequence[str], query: str) -> list[Any]:
+    """All runs of some experiments that a query finds, page after page."""
+    runs, token = [], None
+    while True:
+        page = client.search_runs(list(experiments), query, max_results=RECENT, page_token=token)
+        runs += page
+        if not (token := page.token):
+            return runs
 
 
 def search(client: Any, query: str = "", count: int = 1) -> Sequence[Any]:

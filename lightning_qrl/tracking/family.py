@@ -6,20 +6,25 @@ so that whoever reads the children later counts each once.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lightning_qrl.errors import UserError
 from lightning_qrl.tracking import tags
-from lightning_qrl.tracking.client import absolute, connect, tracking_uri
+from lightning_qrl.tracking.client import (
+    absolute,
+    connect,
+    experiment_id,
+    search_all,
+    tracking_uri,
+)
 from lightning_qrl.tracking.outbox import send_leftovers
 from lightning_qrl.tracking.reach import one_line
 from lightning_qrl.tracking.run import Status
 
-KIND, ABLATION = tags.KIND, tags.ABLATION
 HELD_OUT = "eval/reward"
-PER_PAGE = 1000  # runs that MLflow gives at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,30 +71,48 @@ class Family:
         self.parent = parent
         self._client: Any = connect(self.uri)
 
-    def open(self, name: str, own: Mapping[str, str], texts: Mapping[str, str]) -> bool:
+    def folder(self, design: str) -> Path | None:
+        """The folder that the parent of a design records; None if there is no such parent."""
+        with one_line(self.uri):
+            found = self._parents(design)
+        return _folder(found[0]) if found else None
+
+    def open(self, name: str, own: Mapping[str, str]) -> bool:
         """Make the parent run, or continue the one of the same design.
 
         Args:
             name: of a new parent.
             own: its tags, with the design's.
-            texts: its artefacts by their paths.
 
         Returns:
             Whether it was there.
+
+        Raises:
+            UserError: another process has made it at this very moment.
         """
-        query = f"tags.`{tags.DESIGN}` = '{own[tags.DESIGN]}' and tags.`{KIND}` = '{ABLATION}'"
+        design = own[tags.DESIGN]
         with one_line(self.uri):
-            found = self._client.search_runs([self._experiment_id()], query, max_results=1)
-            if found:
+            if found := self._parents(design):
+                there = _folder(found[0])
+                if there is not None and str(there) != own[tags.FOLDER] and there.is_dir():
+                    raise UserError(_started_elsewhere(there))
                 self.parent = found[0].info.run_id
+                self._client.set_tag(self.parent, tags.FOLDER, own[tags.FOLDER])
                 self._client.update_run(self.parent, status="RUNNING")
-            else:
-                given = {**own, KIND: ABLATION}
-                run = self._client.create_run(self._experiment_id(), tags=given, run_name=name)
-                self.parent = run.info.run_id
-            for path, text in texts.items():  # again: it may have been killed before it had them
+                return True
+            given = {**own, tags.KIND: tags.ABLATION}
+            run = self._client.create_run(self._experiment_id(), tags=given, run_name=name)
+            if (first := self._parents(design)[0]).info.run_id != run.info.run_id:
+                self._client.delete_run(run.info.run_id)
+                raise UserError(_started_elsewhere(_folder(first)))
+            self.parent = run.info.run_id
+        return False
+
+    def describe(self, texts: Mapping[str, str]) -> None:
+        """Store artefacts of the parent by their paths."""
+        with one_line(self.uri):
+            for path, text in texts.items():
                 self._client.log_text(self.parent, text, path)
-        return bool(found)
 
     def close(self, status: Status) -> None:
         """Set the final status of the parent."""
@@ -142,10 +165,13 @@ class Family:
                 self._client.set_terminated(child.run_id, status="KILLED")
 
     def _experiment_id(self) -> str:
-        found = self._client.get_experiment_by_name(self.experiment)
-        return str(
-            found.experiment_id if found else self._client.create_experiment(self.experiment)
-        )
+        return experiment_id(self._client, self.uri, self.experiment)
+
+    def _parents(self, design: str) -> list[Any]:
+        """The parents of a design, the oldest first; there is one."""
+        query = f"tags.`{tags.DESIGN}` = '{design}' and tags.`{tags.KIND}` = '{tags.ABLATION}'"
+        found = search_all(self._client, [self._experiment_id()], query)
+        return sorted(found, key=lambda run: (run.info.start_time, run.info.run_id))
 
     def _replace(self, run: Child, by: Child) -> None:
         with one_line(self.uri):
@@ -157,29 +183,29 @@ class Family:
         """All runs that none was made in the place of, by arm and seed."""
         found = defaultdict(list)
         with one_line(self.uri):
-            for run in self._search(f"tags.`{tags.PARENT}` = '{self.parent}'"):
+            query = f"tags.`{tags.PARENT}` = '{self.parent}'"
+            for run in search_all(self._client, [self._experiment_id()], query):
                 child, own = _child(run), run.data.tags
                 if not child.replaced:
                     found[own[tags.ARM], int(own[tags.SEED])].append(child)
         return found
 
-    def _search(self, query: str) -> Iterator[Any]:
-        where, token = [self._experiment_id()], None
-        while True:
-            page = self._client.search_runs(where, query, max_results=PER_PAGE, page_token=token)
-            yield from page
-            token = page.token
-            if not token:
-                return
+
+def _started_elsewhere(folder: Path | None) -> str:
+    return f"this ablation has just been started elsewhere, in {folder}; start it again to look"
+
+
+def _folder(run: Any) -> Path | None:
+    folder = run.data.tags.get(tags.FOLDER)
+    return None if folder is None else Path(folder)
 
 
 def _child(run: Any) -> Child:
-    folder = run.data.tags.get(tags.FOLDER)
     return Child(
         run_id=run.info.run_id,
         status=run.info.status,
         started=run.info.start_time,
-        folder=None if folder is None else Path(folder),
+        folder=_folder(run),
         held_out=run.data.metrics.get(HELD_OUT),
         error=run.data.tags.get(tags.ERROR, ""),
         replaced=tags.REPLACED_BY in run.data.tags,

@@ -16,32 +16,33 @@ keeps its timestamps adds nothing the second time. Datasets and models are looke
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from lightning_qrl.errors import described, first_line
 from lightning_qrl.tracking.datasets import deliver_datasets
 from lightning_qrl.tracking.models import deliver_model
-from lightning_qrl.tracking.refusals import Refused, Unreachable
+from lightning_qrl.tracking.reach import shown
+from lightning_qrl.tracking.refusals import Failed, Refused, Unreachable
+from lightning_qrl.tracking.tags import FOLDER
 
 Letter = dict[str, Any]
 
 ARTIFACTS = "artifacts"  # in a run's folder
+STORED = ("file", "model")  # kinds that go to the artefact store, which may be another machine
 PER_BATCH = 100  # parameters or tags that MLflow takes at once
 METRICS_PER_BATCH = 1000
 REQUEST_LIMIT = 400_000  # characters; MLflow's is a million bytes, after JSON's escapes
 FINAL = ("INVALID_PARAMETER_VALUE", "RESOURCE_DOES_NOT_EXIST", "INVALID_STATE")
-BRIEF = {  # of MLflow's HTTP client, which by default tries for minutes
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
-    "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "0",
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",
-}
-UPLOAD_SECONDS = "120"  # until a server has stored a file of weights
+AWAY = ("TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED")  # such as a database that is locked
 
 
 def deliver(client: Any, run_id: str, folder: Path, letter: Letter) -> None:
     """Tell MLflow what a letter says, or find out within seconds that it is away.
+
+    A letter that MLflow fails at while it takes another one is refused. Not so one for the artefact
+    store: that may be away while MLflow is there.
 
     Args:
         client: MLflow's.
@@ -50,11 +51,57 @@ def deliver(client: Any, run_id: str, folder: Path, letter: Letter) -> None:
         letter: see the module's text.
 
     Raises:
-        Unreachable: MLflow is away, or cannot write; the letter may be tried again.
+        Unreachable: MLflow or its artefact store is away; the letter may be tried again.
         Refused: MLflow will never take the letter.
     """
-    with _brief(letter), _sorted_errors():
+    try:
+        _attempt(client, run_id, folder, letter)
+    except Failed:
+        check_takes_letters(client, run_id, folder)
+        try:
+            _attempt(client, run_id, folder, letter)
+        except Failed as error:
+            raise Refused(str(error)) from error
+
+
+def check_takes_letters(client: Any, run_id: str, folder: Path) -> None:
+    """Tell MLflow what it knows already.
+
+    Raises:
+        Unreachable: it does not take it.
+    """
+    _attempt(client, run_id, folder, {"kind": "tags", "values": {FOLDER: str(folder)}})
+
+
+def _attempt(client: Any, run_id: str, folder: Path, letter: Letter) -> None:
+    """Raises what MLflow raises as what can be tried again and what cannot."""
+    try:
         DELIVER[letter["kind"]](client, run_id, folder, letter)
+    except Refused:
+        raise
+    except Exception as error:  # a letter may be damaged, and stores raise what they like
+        told = _why_not(error)
+        damaged = isinstance(error, (KeyError, TypeError))
+        if letter["kind"] in STORED and isinstance(told, Failed) and not damaged:
+            told = Unreachable(str(told))
+        raise told from error
+
+
+def _why_not(error: Exception) -> Refused | Unreachable:
+    import requests
+    from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import SQLAlchemyError
+
+    line = shown(first_line(error))
+    if isinstance(error, MlflowException):
+        if error.error_code in FINAL:
+            return Refused(line)
+        unheard = requests.exceptions.ConnectionError, requests.exceptions.Timeout
+        away = error.error_code in AWAY or isinstance(error.__context__, unheard)
+        return Unreachable(line) if away else Failed(line)
+    if isinstance(error, (OSError, SQLAlchemyError)):  # what requests raises is an OSError too
+        return Unreachable(line)
+    return Failed(described(error))
 
 
 def _params(client: Any, run_id: str, folder: Path, letter: Letter) -> None:
@@ -131,37 +178,3 @@ def merged(letters: Iterable[tuple[Letter, int]]) -> Iterator[tuple[Letter, int]
         waiting = letter, end
     if waiting is not None:
         yield waiting
-
-
-@contextmanager
-def _brief(letter: Letter) -> Iterator[None]:
-    """MLflow's HTTP client tries twice; what the user has set stays."""
-    wanted = dict(BRIEF)
-    if letter["kind"] == "model":
-        wanted["MLFLOW_HTTP_REQUEST_TIMEOUT"] = UPLOAD_SECONDS
-    ours = {name: value for name, value in wanted.items() if name not in os.environ}
-    os.environ.update(ours)
-    try:
-        yield
-    finally:
-        for name in ours:
-            os.environ.pop(name, None)
-
-
-@contextmanager
-def _sorted_errors() -> Iterator[None]:
-    """What MLflow raises, as what can be tried again and what cannot."""
-    from mlflow.exceptions import MlflowException
-    from sqlalchemy.exc import SQLAlchemyError
-
-    try:
-        yield
-    except MlflowException as error:
-        kind = Refused if error.error_code in FINAL else Unreachable
-        raise kind(_line(error)) from error
-    except (OSError, SQLAlchemyError) as error:  # what requests raises is an OSError too
-        raise Unreachable(_line(error)) from error
-
-
-def _line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

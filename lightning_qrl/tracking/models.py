@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from lightning_qrl.tracking.reach import patient
 from lightning_qrl.tracking.refusals import Refused
 from lightning_qrl.tracking.tags import POLICY_SHA256
 
@@ -76,7 +77,8 @@ def deliver_model(client: Any, run_id: str, folder: Path, letter: dict[str, Any]
     model = _find_or_make(client, run, letter)
     if model.status != "READY":
         _check_room(model.artifact_location, weights)
-        client.log_model_artifacts(model.model_id, str(weights))
+        with patient():
+            client.log_model_artifacts(model.model_id, str(weights))
         client.finalize_logged_model(model.model_id, "READY")
     outputs = run.outputs.model_outputs if run.outputs else []
     if model.model_id not in [output.model_id for output in outputs]:

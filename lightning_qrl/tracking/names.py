@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from lightning_qrl.tracking.files import write_text
+from lightning_qrl.tracking.reach import shown
 
 KEY_LIMIT = 250  # characters of a name
 VALUE_LIMIT = 6000  # characters of a parameter's value
 TAG_LIMIT = 8000  # characters of a tag's value
+EXPERIMENT_LIMIT, RUN_LIMIT = 500, 250  # characters of these names
 FOLDER_LIMIT = 120  # bytes; file systems take 255, and a suffix follows
 CUT = "... (cut; whole in recipe.yaml)"
 
@@ -63,7 +65,7 @@ def mlflow_params(params: Mapping[str, Any]) -> dict[str, str]:
     for name in params:  # a name that needs no change keeps itself
         if mlflow_key(name) == name:
             names.key(name)
-    return {names.key(name): _cut(plain(str(value))) for name, value in params.items()}
+    return {names.key(name): _cut(plain(shown(str(value)))) for name, value in params.items()}
 
 
 def _cut(value: str) -> str:
@@ -86,10 +88,12 @@ def plain_tags(tags: Mapping[str, str]) -> dict[str, str]:
     return {plain(key)[:KEY_LIMIT]: plain(value)[:TAG_LIMIT] for key, value in tags.items()}
 
 
-def check_name(what: str, name: str, limit: int) -> None:
+def check_names(experiment: str, run_name: str) -> None:
     """Raise ValueError for a name of an experiment or a run that MLflow refuses."""
-    if not name.strip():
-        raise ValueError("experiment and run_name must not be empty")
-    if len(name) > limit or plain(name) != name:
-        shown = plain(name[:40])
-        raise ValueError(f"{what}: expected a text of at most {limit} characters, got {shown}...")
+    names = ("experiment", experiment, EXPERIMENT_LIMIT), ("run_name", run_name, RUN_LIMIT)
+    for what, name, limit in names:
+        if not name.strip():
+            raise ValueError("experiment and run_name must not be empty")
+        if len(name) > limit or plain(name) != name:
+            said = f"expected a text of at most {limit} characters, got {plain(name[:40])}..."
+            raise ValueError(f"{what}: {said}")

@@ -1,21 +1,25 @@
 """Reading runs back from MLflow, made by us or not: tags, parameters, whole histories, texts."""
 
+import re
+import sqlite3
 import tempfile
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from lightning_qrl.errors import UserError
 from lightning_qrl.tracking import tags
-from lightning_qrl.tracking.client import connect, look_up, near_names, search
+from lightning_qrl.tracking.client import connect, look_up, near_names, search, search_all
 from lightning_qrl.tracking.histories import History, read_histories
-from lightning_qrl.tracking.reach import one_line, sqlite_file
+from lightning_qrl.tracking.reach import one_line, shown, sqlite_file
 
-__all__ = ["History", "RecordedRun", "Selection", "select_runs"]
+__all__ = ["History", "RecordedRun", "Selection", "is_made_up", "select_runs"]
 
 DEFAULT_EXPERIMENT = "lightning_qrl"
-PER_PAGE = 1000  # runs that MLflow gives at once
+DESIGN = "design.json"  # of an ablation, at its parent
+MADE_UP = re.compile(r"([a-z]+)-([a-z]+)-\d{1,4}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +103,19 @@ class Selection:
             ]
         return sorted(runs, key=lambda run: run.started)
 
+    def design(self) -> str:
+        """The design of the ablation that was named, as JSON; empty if there is not one."""
+        if len(self.parents) != 1:
+            return ""
+        with one_line(self.uri):
+            parent = self._client.get_run(self.parents[0])
+            if tags.DESIGN not in parent.data.tags:
+                return ""
+            try:
+                return dict(self._texts(parent.info.artifact_uri, [DESIGN])).get(DESIGN, "")
+            except OSError:  # its artefacts are out of reach from here
+                return ""
+
     def attach(self, folder: Path, path: str) -> None:
         """Store the files of a folder as artefacts of the parents, under a path.
 
@@ -121,6 +138,16 @@ class Selection:
                 yield path, file.read_text(encoding="utf-8", errors="replace")
 
 
+def is_made_up(name: str) -> bool:
+    """Whether MLflow made up the name of a run, such as ``bold-fox-123``."""
+    found = MADE_UP.fullmatch(name)
+    if found is None:
+        return False
+    from mlflow.utils import name_utils
+
+    return found[1] in name_utils._GENERATOR_PREDICATES and found[2] in name_utils._GENERATOR_NOUNS
+
+
 def select_runs(uri: str, names: Sequence[str]) -> Selection:
     """Find runs by the names of experiments, of parent runs (their children) or of runs.
 
@@ -136,8 +163,8 @@ def select_runs(uri: str, names: Sequence[str]) -> Selection:
             the nearest names.
     """
     file = sqlite_file(uri)
-    if file is not None and not file.exists():
-        raise UserError(f"nothing to compare: there is no {file}; set MLFLOW_TRACKING_URI")
+    if file is not None:
+        _check_has_runs(file)
     client = connect(uri)
     with one_line(uri):
         chosen = names or [_newest(client)]
@@ -152,10 +179,23 @@ def select_runs(uri: str, names: Sequence[str]) -> Selection:
     for parent in {run.data.tags.get(tags.MLFLOW_PARENT, "") for run in found.values()}:
         found.pop(parent, None)
     if not found:
-        raise UserError(f"nothing to compare: {', '.join(titles)} at {uri} has no runs yet")
+        raise UserError(f"nothing to compare: {', '.join(titles)} at {shown(uri)} has no runs yet")
     metrics = frozenset(name for run in found.values() for name in run.data.metrics)
     title = ", ".join(titles)
     return Selection(title, uri, tuple(parents), metrics, client, tuple(found.values()))
+
+
+def _check_has_runs(file: Path) -> None:
+    """Before MLflow opens a database, in which it would make tables that are not there."""
+    if not file.exists():
+        raise UserError(f"nothing to compare: there is no {file}; set MLFLOW_TRACKING_URI")
+    try:
+        with closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)) as database:
+            tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
+    except sqlite3.Error:
+        return  # `connect` says what is wrong with it
+    if "runs" not in tables:
+        raise UserError(f"nothing to compare: {file} has no runs; set MLFLOW_TRACKING_URI")
 
 
 def _counts(run: Any) -> bool:
@@ -172,29 +212,21 @@ def _find(client: Any, uri: str, name: str) -> tuple[str, str, list[Any]]:
     """Title, a parent's id or nothing, and runs."""
     experiment = client.get_experiment_by_name(name)
     if experiment is not None and experiment.lifecycle_stage == "active":
-        return f"experiment {name}", "", _every(client, [experiment.experiment_id], "")
+        return f"experiment {name}", "", search_all(client, [experiment.experiment_id], "")
     run = look_up(client, name)
     experiments = {e.experiment_id: e.name for e in client.search_experiments()}
     if run is None:
         known = [*experiments.values(), *(run.info.run_name for run in search(client, count=1000))]
         near = near_names(name, filter(None, known))
-        raise UserError(f"no experiment and no run {name} at {uri}; {near or 'it has no runs'}")
+        raise UserError(
+            f"no experiment and no run {name} at {shown(uri)}; {near or 'it has no runs'}"
+        )
     identity, title = run.info.run_id, run.info.run_name or run.info.run_id
-    children = _every(client, list(experiments), f"tags.`{tags.MLFLOW_PARENT}` = '{identity}'")
+    children = search_all(client, list(experiments), f"tags.`{tags.MLFLOW_PARENT}` = '{identity}'")
     return title, identity if children else "", children or [run]
-
-
-def _every(client: Any, experiments: list[str], query: str) -> list[Any]:
-    """All runs that a query finds, page after page."""
-    runs, token = [], None
-    while True:
-        page = client.search_runs(experiments, query, max_results=PER_PAGE, page_token=token)
-        runs += page
-        if not (token := page.token):
-            return runs
 
 
 def _link(uri: str, experiment: str, run: str) -> str:
     if not uri.startswith(("http://", "https://")):
         return ""
-    return f"{uri.rstrip('/')}/#/experiments/{experiment}/runs/{run}"
+    return f"{shown(uri).rstrip('/')}/#/experiments/{experiment}/runs/{run}"

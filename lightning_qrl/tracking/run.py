@@ -38,16 +38,15 @@ from lightning_qrl.tracking.client import (
 from lightning_qrl.tracking.files import disown, own
 from lightning_qrl.tracking.letters import Letter
 from lightning_qrl.tracking.models import Policies
-from lightning_qrl.tracking.names import Names, check_name, folder_name, mlflow_params, plain_tags
+from lightning_qrl.tracking.names import Names, check_names, folder_name, mlflow_params, plain_tags
 from lightning_qrl.tracking.outbox import LEFTOVERS, Outbox, send_leftovers
 from lightning_qrl.tracking.reach import check_writable, one_line, sqlite_file
-from lightning_qrl.tracking.system import PREFIX, SystemMonitor
+from lightning_qrl.tracking.system import PREFIX, SystemMonitor, check_seconds
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 LogModels = Literal["none", "final", "checkpoints"]
 NAMES = "names.json"  # artefact: what names meant that MLflow does not take
 LOGGED_ARTIFACTS = "mlflow.loggedArtifacts"  # MLflow's tag for the tables of a run
-EXPERIMENT_LIMIT, RUN_LIMIT = 500, 250  # characters of a name
 
 
 class MLflowRun(Logger):
@@ -81,12 +80,8 @@ class MLflowRun(Logger):
         system_metrics_seconds: float = 5.0,
     ) -> None:
         super().__init__()
-        check_name("experiment", experiment, EXPERIMENT_LIMIT)
-        check_name("run_name", run_name, RUN_LIMIT)
-        if not 0 <= system_metrics_seconds < float("inf"):
-            raise ValueError(
-                f"system_metrics_seconds: expected 0 or more: {system_metrics_seconds}"
-            )
+        check_names(experiment, run_name)
+        check_seconds(system_metrics_seconds)
         self.uri = tracking_uri(uri)
         self.experiment_name = experiment
         self.run_name = run_name
@@ -177,7 +172,7 @@ class MLflowRun(Logger):
         self._names = Names(self._artifacts.path(NAMES))
         self._outbox = Outbox(self._client, absolute(self.uri), self.run_id, folder)
         if self._outbox.waiting and not self._outbox.close(LEFTOVERS):
-            raise UserError(f"MLflow at {self.uri} does not take {self._outbox.file}; try again")
+            raise UserError(f"MLflow does not take {self._outbox.waiting} yet; try again")
 
     def _send(self, letter: Letter) -> None:
         assert self._outbox is not None, "the run was not started"
@@ -226,6 +221,12 @@ class MLflowRun(Logger):
             self._tables.add(artifact)
             listed = [{"path": path, "type": "table"} for path in sorted(self._tables)]
             self.set_tags({LOGGED_ARTIFACTS: json.dumps(listed)})
+
+    @rank_zero_only
+    def log_entry(self, entry: Any, artifact: str) -> None:
+        """Add plain containers to a JSON artefact, which is a list."""
+        self._artifacts.add_entry(artifact, entry)
+        self._send({"kind": "file", "path": artifact})
 
     @rank_zero_only
     def log_line(self, line: str, artifact: str) -> None:

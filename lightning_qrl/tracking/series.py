@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from lightning_qrl.errors import UserError
 from lightning_qrl.tracking.client import connect_to_read, find_run, near_names, tracking_uri
 from lightning_qrl.tracking.histories import LARGEST
-from lightning_qrl.tracking.reach import one_line
+from lightning_qrl.tracking.reach import one_line, shown
 
 
 def read_series(
@@ -27,7 +27,7 @@ def read_series(
     found = find_run(client, uri, run)
     if metric not in found.data.metrics:
         there = near_names(metric, found.data.metrics) or "it has no metrics"
-        raise UserError(f"run {run} at {uri}: no metric {metric!r}; {there}")
+        raise UserError(f"run {run} at {shown(uri)}: no metric {metric!r}; {there}")
     with one_line(uri):
         history = client.get_metric_history(found.info.run_id, metric)
     history = sorted(history, key=lambda entry: (entry.step, entry.timestamp))

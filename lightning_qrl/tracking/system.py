@@ -21,6 +21,12 @@ PREFIX = "system/"
 FIRST = 0.1  # seconds that the first sample's CPU utilization is over
 
 
+def check_seconds(seconds: float) -> None:
+    """Raise ValueError for an interval that is none."""
+    if not 0 <= seconds < float("inf"):
+        raise ValueError(f"system_metrics_seconds: expected 0 or more: {seconds}")
+
+
 class SystemMonitor:
     """Samples the machine until it is stopped.
 

@@ -16,6 +16,7 @@ PACKAGES = {
 }
 DEVICE, THREADS = "qrl.device", "qrl.threads"
 GIT_COMMIT, GIT_DIRTY = "qrl.git_commit", "qrl.git_dirty"
+SOURCES = "qrl.sources"  # digests of what is neither ours nor a package, as JSON
 ENVIRONMENT = (GIT_COMMIT, GIT_DIRTY, VERSION, PYTHON, *PACKAGES, DEVICE, THREADS)
 
 # Of ablations.

@@ -6,11 +6,12 @@ import time
 from pathlib import Path
 
 import pytest
-from ablations import TASK, Ablation, children_of, make_ablation
+from ablations import TASK, Ablation, children_of, kill, make_ablation
+from lightning.pytorch import callbacks
 from mlflow.artifacts import download_artifacts
 from typer.testing import CliRunner
 
-from lightning_qrl.ablation.ablate import find_ingredients
+from lightning_qrl.ablation.ablate import find_ingredients, is_ingredient
 from lightning_qrl.cli import app
 from lightning_qrl.recipe import load_recipe
 from lightning_qrl.tracking import tags
@@ -26,6 +27,30 @@ def test_what_watches_is_no_ingredient():
     assert find_ingredients(fp16, here=False) == ["fp16"]
 
 
+def test_of_lightnings_own_only_what_watches_is_no_ingredient():
+    watches = [
+        callbacks.ModelCheckpoint(),
+        callbacks.LearningRateMonitor(),
+        callbacks.DeviceStatsMonitor(),
+        callbacks.RichProgressBar(),
+        callbacks.TQDMProgressBar(),
+        callbacks.ModelSummary(),
+    ]
+    changes = [
+        callbacks.StochasticWeightAveraging(swa_lrs=0.1),
+        callbacks.GradientAccumulationScheduler({0: 2}),
+        callbacks.ModelPruning("l1_unstructured"),
+        callbacks.WeightAveraging(),
+        callbacks.EMAWeightAveraging(),
+        callbacks.BackboneFinetuning(),
+        callbacks.EarlyStopping("eval/reward"),
+        callbacks.Timer(duration="00:00:01:00"),
+        callbacks.LambdaCallback(),
+    ]
+    assert not [callback for callback in watches if is_ingredient(callback)]
+    assert [callback for callback in changes if is_ingredient(callback)] == changes
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -34,6 +59,8 @@ def test_what_watches_is_no_ingredient():
         (["policy.nmae=x"], "policy.nmae: no such key; did you mean name"),
         (["grpo.loss=dapo,gpso"], "grpo.loss"),
         (["callbacks.bf16_tail.fraction=2"], "callbacks.bf16_tail"),
+        (["grpo.loss=dapo,gspo", "grpo.loss=cispo"], "command line: grpo.loss is given twice"),
+        (["--drop", "bf16_tail", "--pairs"], "--pairs: there is no pair"),
     ],
 )
 def test_what_cannot_be_run_leaves_nothing_behind(tmp_path, monkeypatch, arguments, said):
@@ -108,7 +135,11 @@ def test_an_arm_that_fails_is_a_result_and_the_others_go_on(tmp_path, tiny_polic
 def test_ctrl_c_stops_the_children_and_says_how_to_go_on(tmp_path, tiny_policy):
     ablation = make_ablation(tmp_path / "a", tiny_policy.name, "--jobs", "2", steps=2000)
     process = ablation.start()
-    folder = _wait_for_steps(ablation)
+    try:
+        folder = _wait_for_steps(ablation)
+    except AssertionError:
+        kill([process.pid])
+        raise
     second = Ablation(ablation.folder, ablation.command).finish()
     assert second == (2, f"qrl: this ablation is running already; its logs are in {folder}\n")
     children = children_of(process.pid)
@@ -123,7 +154,7 @@ def test_ctrl_c_stops_the_children_and_says_how_to_go_on(tmp_path, tiny_policy):
 
 def _wait_for_steps(ablation: Ablation) -> Path:
     """The ablation's folder, once both of its children train."""
-    for _ in range(600):
+    for _ in range(1500):  # 5 minutes, on a busy machine
         logs = list((ablation.folder / "runs").glob("ablate-*/*.log"))
         if len([log for log in logs if "step 2/" in log.read_text()]) == 2:
             return logs[0].parent

@@ -91,12 +91,16 @@ def test_a_factor_alone_is_a_design():
     assert names(made) == ["full, grpo.loss=dapo", "full, grpo.loss=gspo"]
 
 
-def test_a_hash_knows_what_is_run_and_nothing_else():
-    same = design("tracking.folder=elsewhere", seeds=2)
-    assert same.hash() == design(seeds=2).hash() == same.to_json()["hash"]
-    others = [design(), design("seed=1", seeds=2), design("grpo.loss=gspo", seeds=2)]
+def test_a_hash_knows_the_arms_and_nothing_else():
+    same = design("tracking.folder=elsewhere", "seed=7", seeds=2)
+    assert same.hash() == design(seeds=5).hash() == same.to_json()["hash"]
+    others = [design("grpo.loss=gspo", seeds=2), design(seeds=2, drop=("bf16_tail",))]
     assert same.hash() not in {other.hash() for other in others}
-    assert design(seeds=2, drop=("bf16_tail",)).hash() != same.hash()
+
+
+def test_a_size_is_plain_english():
+    assert design(drop=("bf16_tail",)).size == "3 arms x 1 seed"
+    assert design(drop=("bf16_tail",), seeds=2).size == "3 arms x 2 seeds"
 
 
 def test_the_artefact_is_plain():
@@ -119,6 +123,20 @@ def test_the_artefact_is_plain():
         ([], {"seeds": 0}, "--seeds must be at least 1, got 0"),
         ([f"seed={MAX_SEED}"], {"seeds": 2}, f"the last seed would be {MAX_SEED + 1}"),
         (["seed=1,2"], {}, "seed is the same in every arm; give --seeds"),
+        (["[seed]=1,2"], {}, "[seed]: write a key with dots, as in grpo.loss=dapo,gspo"),
+        (["grpo[loss]=dapo"], {}, "grpo[loss]: write a key with dots"),
+        (["seed =1,2"], {}, "seed : write a key with dots"),
+        (["tracking={folder: a},{folder: b}"], {}, "tracking is the same in every arm"),
+        (["grpo.loss=dapo,gspo", "grpo.loss=cispo"], {}, "grpo.loss is given twice"),
+        (["grpo.loss=dapo,gspo", "grpo={loss: cispo}"], {}, "given twice: grpo sets it too"),
+        (["callbacks.a=null", "callbacks.a.b=1,2"], {}, "given twice: callbacks.a sets it too"),
+        (["grpo.loss=dapo,gspo, dapo"], {}, "grpo.loss: dapo is given twice"),
+        ([], {"drop": ("bf16_tail",), "pairs": True}, "--pairs: there is no pair of callbacks"),
+        (
+            [f"callbacks.{key}=null" for key in INGREDIENTS] + ["grpo.group_size=8,0x8"],
+            {},
+            "all arms are one recipe: full, grpo.group_size=8 = full, grpo.group_size=0x8",
+        ),
         (["tracking.folder=a,b"], {}, "tracking.folder is the same in every arm"),
         (["grpo.loss=dapo,"], {}, "grpo.loss: a value is empty"),
         (["optimizer.betas=[0.9"], {}, "optimizer.betas: a bracket or a quote is not closed"),
@@ -158,7 +176,7 @@ VALUE = st.recursive(
 )
 
 
-@given(st.lists(VALUE, min_size=1, max_size=4))
+@given(st.lists(VALUE, min_size=1, max_size=4, unique=True))
 def test_values_are_parted_as_they_were_joined(values):
     assert split_values(",".join(values)) == values
 

@@ -4,9 +4,8 @@ import os
 
 import pytest
 
-from lightning_qrl.ablation.launchers import choose_jobs, share
+from lightning_qrl.ablation.launchers import choose_jobs, share, wished_threads
 from lightning_qrl.ablation.local import LocalLauncher, gpus_at, visible_gpus
-from lightning_qrl.errors import UserError
 
 
 @pytest.mark.parametrize(
@@ -17,17 +16,28 @@ def test_jobs_are_one_a_gpu_or_for_two_cores(asked, cores, gpus, jobs):
     assert choose_jobs(asked, cores, gpus) == jobs
 
 
-def test_no_jobs_are_refused():
-    with pytest.raises(UserError, match="--jobs must be at least 1, got 0"):
-        choose_jobs(0, 2, 0)
-
-
 def test_threads_and_gpus_are_parted_equally():
     for jobs in range(1, 12):
         each = share(jobs, 8, 4)
         assert each.threads * jobs <= max(8, jobs)
         assert each.gpus * jobs <= 4
     assert share(3, 8, 0).environment()["OMP_NUM_THREADS"] == "2"
+
+
+@pytest.mark.parametrize(
+    ("said", "threads"), [("1", 1), ("3", 3), ("64", 4), ("3,2", 3), ("", 4), ("0", 4), ("x", 4)]
+)
+def test_a_job_has_no_more_threads_than_the_user_wants(monkeypatch, said, threads):
+    monkeypatch.setenv("OMP_NUM_THREADS", said)
+    assert share(2, 8, 0, wished_threads()).threads == threads
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    assert wished_threads() is None
+
+
+def test_the_launcher_asks_the_user(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert LocalLauncher(1).about == "one at a time, 1 thread"
 
 
 def test_no_gpu_is_given_twice_while_there_are_enough():

@@ -35,9 +35,24 @@ class Spoils(L.Callback):
             plain = pl_module.loss_of
             pl_module.loss_of = lambda batch: (plain(batch)[0] * self.now(), plain(batch)[1])
 
+    def on_after_backward(self, trainer, pl_module):
+        if self.what == "grad":  # which leaves no trace in the backward
+            pl_module.model.get_submodule(LAYER).weight.grad.mul_(self.now())
+
     def now(self, training=True):
         due = training and self.trainer.global_step + 1 in self.steps
         return self.factor if due else 1.0
+
+
+class SpoilsWeights(L.Callback):
+    """Makes a weight NaN when a phase ends, after every other callback."""
+
+    def __init__(self, *steps: int) -> None:
+        self.steps = steps
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        if trainer.global_step in self.steps:
+            pl_module.model.get_submodule(LAYER).weight.data[0, 0] = float("nan")
 
 
 class Keeps(L.Callback):
@@ -63,6 +78,7 @@ def same(a, b):
         ("output", f"the loss is not finite, first the output of {LAYER}"),
         ("gradient", f"the gradient is not finite, first the gradient of {LAYER}"),
         ("loss", "the loss is not finite, first the loss, of finite outputs"),
+        ("grad", f"the gradient is not finite, first that of {LAYER}.weight"),
     ],
 )
 def test_stop_names_step_and_layer(train, what, says):
@@ -118,9 +134,9 @@ def test_an_overflow_under_loss_scaling_is_the_scalers(train):
         train(2, FP16(), Spoils("loss", 2), NonfiniteGuard())
 
 
-def saving(folder: Path) -> L.pytorch.callbacks.ModelCheckpoint:
+def saving(folder: Path, phases: int = 2) -> L.pytorch.callbacks.ModelCheckpoint:
     return L.pytorch.callbacks.ModelCheckpoint(
-        folder, "{step}", every_n_epochs=2, save_on_train_epoch_end=True, save_top_k=-1
+        folder, "{step}", every_n_epochs=phases, save_on_train_epoch_end=True, save_top_k=-1
     )
 
 
@@ -139,6 +155,50 @@ def test_restore_takes_weights_and_moments_of_the_newest_checkpoint(train, tmp_p
     saved = torch.load(tmp_path / "b" / "step=8.ckpt", weights_only=True)["state_dict"]
     older = torch.load(tmp_path / "b" / "step=4.ckpt", weights_only=True)["state_dict"]
     assert all(torch.equal(saved[name], older[name]) for name in older)
+
+
+SAMPLER = "the policy's logits are not finite after 2 optimizer steps, first the weight of " + LAYER
+
+
+@pytest.mark.parametrize("what", ["stop", "skip", None])
+def test_weights_that_the_sampler_finds_spoilt_end_the_run_with_the_layer(train, what):
+    guard = [] if what is None else [NonfiniteGuard(what)]
+    with pytest.raises(UserError, match=re.escape(SAMPLER)):
+        train(4, *guard, SpoilsWeights(2))
+
+
+def test_weights_that_the_sampler_finds_spoilt_are_restored(train, tmp_path, capfd):
+    keeps = Keeps()
+    train(6, NonfiniteGuard("restore"), saving(tmp_path), SpoilsWeights(5), keeps)
+    assert all(t.isfinite().all() for t in keeps.after[6])
+    (note,) = [line for line in capfd.readouterr().out.splitlines() if line.startswith("note: ")]
+    assert note.startswith(f"note: {SAMPLER.replace('2 opt', '5 opt')}; {tmp_path}/step=4.ckpt is")
+
+
+class Damages(L.Callback):
+    """Cuts the newest checkpoint short, and spoils the weights in the one before."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def on_train_batch_start(self, trainer, *_):
+        if trainer.global_step == 6:
+            (self.folder / "step=6.ckpt").write_bytes(b"cut")
+            saved = torch.load(self.folder / "step=4.ckpt", weights_only=True)
+            saved["state_dict"][f"model.{LAYER}.weight"][0, 0] = torch.nan
+            torch.save(saved, self.folder / "step=4.ckpt")
+
+
+def test_restore_passes_over_checkpoints_that_are_not_sound(train, tmp_path, recorder, capfd):
+    spoils = Spoils("output", 7), Damages(tmp_path)
+    train(8, *spoils, NonfiniteGuard("restore"), saving(tmp_path, 1), minibatches=2)
+    (note,) = [line for line in capfd.readouterr().out.splitlines() if line.startswith("note: ")]
+    assert f"checkpoint {tmp_path}/step=6.ckpt is damaged" in note
+    assert f"step=4.ckpt holds weights that are not finite, first model.{LAYER}.weight" in note
+    assert note.endswith(f"{tmp_path}/step=2.ckpt is restored, steps count on")
+    named = "train/nonfinite_steps"
+    counts = [m[named] for _, m in recorder.records if named in m]
+    assert counts == [0, 0, 0, 0, 0, 0, 1, 2]  # step 8 was withheld
 
 
 def test_restore_without_a_checkpoint(train, tmp_path):

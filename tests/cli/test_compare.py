@@ -76,7 +76,39 @@ def test_what_is_refused_in_one_line(here):
     assert "there is no such arm; the nearest are full" in refused("--baseline", "fulll")
     for file in ("page.txt", "none/page.html"):
         assert f"--html {file}" in refused("no such experiment", "--html", file)
+    for threshold in ("nan", "inf"):
+        assert f"finite number, got {threshold}" in refused("--threshold", threshold)
     assert not list(here.iterdir())
+
+
+def test_an_empty_database_stays_empty(here, monkeypatch):
+    (here / "mlflow.db").touch()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///mlflow.db")
+    assert "mlflow.db has no runs" in refused()
+    assert (here / "mlflow.db").stat().st_size == 0
+
+
+@pytest.mark.parametrize("name", ["bob's run", "both ' and \"", "100%_a"])
+def test_a_run_is_found_whatever_its_name(store, name):
+    store.add(name.replace("_", "x").replace("%", "% "), learning(0), experiment="names")
+    store.add(name, learning(1), experiment="names")
+    store.add(name.replace("_", "x").replace("%", "% "), learning(0), experiment="names")
+    assert printed(name).splitlines()[0] == name
+
+
+def test_figures_that_cannot_be_stored_are_a_line(store, here):
+    (store.file.parent / "artifacts").mkdir(exist_ok=True)
+    (store.file.parent / "artifacts" / "blocked").write_text("a file, where a folder should be")
+    parent = store.add("blocked", {}, experiment="blocked")
+    tags = {"mlflow.parentRunId": parent}
+    for seed in range(2):
+        store.add(f"a-seed{seed}", learning(seed, 20), experiment="blocked", tags=tags)
+    done = CliRunner().invoke(app, ["compare", parent, "--html", "page.html"])
+    assert done.exit_code == 0, done.exception
+    assert done.stderr.startswith("figures not logged: ")
+    assert done.stderr.count("\n") == 1
+    assert (here / "page.html").exists()
+    assert "page  page.html" in done.stdout
 
 
 IN_A_PROCESS = """

@@ -1,5 +1,6 @@
 """`qrl fit --rerun`: a run is repeated from what MLflow holds of it."""
 
+import json
 import os
 import re
 import shutil
@@ -9,9 +10,10 @@ import pytest
 from mlflow import MlflowClient
 from typer.testing import CliRunner
 
+from lightning_qrl.build import build
 from lightning_qrl.cli import app
 from lightning_qrl.errors import UserError
-from lightning_qrl.launch.provenance import environment_tags
+from lightning_qrl.launch.provenance import environment_tags, source_tags
 from lightning_qrl.launch.rerun import Original
 from lightning_qrl.recipe import load_recipe
 from lightning_qrl.tracking import MLflowRun
@@ -19,6 +21,7 @@ from lightning_qrl.tracking import MLflowRun
 SMALL = [
     "trainer.accelerator=cpu", "trainer.max_steps=2", "grpo.prompts_per_rollout=2",
     "grpo.group_size=4", "callbacks.held_out_evaluation.prompts=8", "seed=3",
+    "callbacks.checkpoint.every_n_epochs=2",
 ]  # fmt: skip
 
 
@@ -45,7 +48,8 @@ def original(folder, tiny_policy) -> str:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("MLFLOW_TRACKING_URI", where(folder))
-        fit("--recipe", "4bitter", *SMALL, f"policy.name={folder / 'tiny'}")
+        named = f"policy.name={folder / 'tiny'}"
+        fit("--recipe", "4bitter", "--without", "live_view", *SMALL, named)
         (run,) = search()
     return run.info.run_id
 
@@ -71,11 +75,14 @@ def test_a_run_is_repeated_and_its_weights_are_the_same(original, folder):
     assert again.info.run_name == "again"
     assert again.data.tags["qrl.rerun_of"] == original
     assert "qrl.rerun_of" not in first.data.tags
+    for run in (first, again):
+        assert run.data.tags["qrl.removed"] == "live_view"
+        assert set(json.loads(run.data.tags["qrl.sources"])) == {"policy"}  # the rest is ours
     assert again.data.tags["qrl.recipe_hash"] == first.data.tags["qrl.recipe_hash"]
     assert again.data.metrics["train/loss"] == first.data.metrics["train/loss"]
     for tag in ("torch", "lightning", "transformers", "torchao", "mlflow", "python", "version"):
         assert first.data.tags[f"qrl.{tag}"][0].isdigit()
-    assert first.data.tags["qrl.device"]
+    assert first.data.tags["qrl.device"] not in ("", "this CPU")
     assert int(first.data.tags["qrl.threads"]) > 0
 
 
@@ -85,18 +92,57 @@ def test_what_differs_is_said():
     there = {**here, "qrl.torch": "1.0", "qrl.git_dirty": "true", "qrl.policy_sha256": "abc"}
     del there["qrl.threads"]
     run = Original("id", recipe, there)
-    lines = run.differences({**here, "qrl.git_dirty": "true"})
+    lines = run.differences({**here, "qrl.git_dirty": "true"}, ())
     assert lines == [
         f"differs  torch: was 1.0, is {here['qrl.torch']}",
         f"differs  threads: was not recorded, is {here['qrl.threads']}",
         "unknown  both runs have changes that are in no commit",
     ]
     clean = {**here, "qrl.git_dirty": "false"}
-    assert Original("id", recipe, clean).differences(clean) == []
+    assert Original("id", recipe, clean).differences(clean, ()) == []
     assert run.verdict("abc") == "weights  the same as those of run id"
     assert run.verdict("xyz") == "weights  other than those of run id"
     assert "the rerun has not ended with any" in run.verdict("")
     assert "run id has not ended with any" in Original("id", recipe, here).verdict("abc")
+
+
+def test_every_session_and_the_data_count():
+    recipe = load_recipe("base")
+    here = environment_tags(recipe)
+    sources = '{{"task": "{0}", "callbacks.x": "b"}}'.format
+    sessions = [{**here, "qrl.torch": old, "qrl.sources": sources("a")} for old in ("1.0", "2.0")]
+    run = Original("id", recipe, here, sessions, {"train": "t", "held_out": "h"})
+    now = {**here, "qrl.git_dirty": "false", "qrl.sources": sources("c")}
+    data = [{"context": "train", "digest": "other"}, {"context": "held_out", "digest": "h"}]
+    lines = [line for line in run.differences(now, data) if "git_dirty" not in line]
+    assert lines == [
+        "differs  data of train: was t, is other",
+        f"differs  torch: was 1.0, then 2.0, is {here['qrl.torch']}",
+        "differs  files of task: was a, is c",
+    ]
+
+
+OUTSIDE = "import lightning as L\n\nclass Watch(L.Callback):\n    pass\n"
+
+
+def test_somebodys_file_and_a_policys_folder_are_digested(tmp_path, tiny_policy, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    file = tmp_path / "qrl_test_outside.py"
+    file.write_text(OUTSIDE)
+    shutil.copytree(tiny_policy.name, tmp_path / "policy")
+    own = "callbacks.watch={_target_: qrl_test_outside.Watch}"
+    run = build(load_recipe("base", [f"policy.name={tmp_path / 'policy'}", own]))
+
+    def sources() -> dict[str, str]:
+        return json.loads(source_tags(run)["qrl.sources"])
+
+    before = sources()
+    assert set(before) == {"callbacks.watch", "policy"}
+    assert sources() == before
+    file.write_text(OUTSIDE + "# changed\n")
+    with (tmp_path / "policy" / "config.json").open("a") as config:
+        config.write(" ")
+    assert all(sources()[key] != before[key] for key in before)
 
 
 def refused(*arguments: str) -> str:
@@ -121,6 +167,10 @@ def test_runs_that_cannot_be_repeated(original, folder):
     bare.start({}, {})
     bare.finish("FINISHED")
     assert "has no artefact recipe.yaml" in refused("--rerun", "bare")
+    continued = MLflowRun("tests", "continued")
+    continued.start({}, {"qrl.resumed_from": "abc"})
+    continued.finish("FINISHED")
+    assert "qrl fit --recipe recipe.yaml --resume abc" in refused("--rerun", "continued")
     shutil.move(folder / "tiny", folder / "away")
     try:
         assert "tiny: there is no such folder" in refused("--rerun", original)
@@ -130,3 +180,20 @@ def test_runs_that_cannot_be_repeated(original, folder):
 
 def test_a_dry_rerun_prints_the_recipe(original):
     assert "max_steps: 2" in fit("--rerun", original, "--dry-run")
+
+
+def test_a_run_that_goes_on_says_by_which_recipe_and_where(original, folder, tmp_path):
+    client = MlflowClient(where(folder))
+    before = client.get_run(original).data.tags
+    fit("--resume", original, "trainer.max_steps=4")
+    after = client.get_run(original).data.tags
+    longer = load_recipe("4bitter", [*SMALL, "trainer.max_steps=4"], ["live_view"])
+    longer.values["policy"]["name"] = str(folder / "tiny")
+    assert after["qrl.recipe_hash"] == longer.hash() != before["qrl.recipe_hash"]
+    assert (after["qrl.recipe"], after["qrl.removed"]) == ("4bitter", "live_view")
+    file = client.download_artifacts(original, "sessions.json", str(tmp_path))
+    sessions = json.loads(Path(file).read_text())
+    assert [one["step"] for one in sessions] == [0, 2]
+    hashes = [one["qrl.recipe_hash"] for one in sessions]
+    assert hashes == [before["qrl.recipe_hash"], after["qrl.recipe_hash"]]
+    assert all(one["qrl.torch"] == before["qrl.torch"] for one in sessions)

@@ -37,6 +37,12 @@ def test_the_grid_has_what_there_is_of_each():
     assert "without a seed 0: no judge today" in text
 
 
+def test_names_are_no_markup():
+    name = "full, callbacks.a=[b, 'c']"
+    of = Standing("ablation of [red]r[/]", [name], (0,), {(name, 0): Cell("failed", error="[x]")})
+    assert all(text in drawn(of) for text in ("ablation of [red]r[/]", name, "[x]"))
+
+
 def test_a_line_tells_of_one_that_has_ended():
     assert line(standing(), ("full", 1)) == "4/6 done, 1m03s left  full seed 1 done: held-out 1.000"
     failed = line(standing(), ("without a", 0))

@@ -62,6 +62,33 @@ def test_foreign_runs_go_by_name_less_a_seed():
     assert names(*runs) == {"lr3": [0, 1], "lr4": [1], "plain": [0]}
 
 
+def test_foreign_runs_of_one_name_are_told_apart_by_their_parameters():
+    runs = [
+        recorded("exp", {}, id=f"{lr}-{seed}",
+                 params={"lr": lr, "seed": str(seed), "trainer/output_dir": f"out/{lr}/{seed}"})
+        for lr in ("0.001", "0.0001") for seed in (0, 1)
+    ]  # fmt: skip
+    assert names(*runs) == {"exp, lr=0.001": [0, 1], "exp, lr=0.0001": [0, 1]}
+
+
+def test_a_name_of_two_words_and_a_number_is_not_one_that_mlflow_made_up():
+    runs = [
+        recorded(name, {}, id=f"{name}{seed}", params={"lr": "1", "seed": str(seed)})
+        for name in ("lora-r-16", "lora-r-32")
+        for seed in (0, 1)
+    ]
+    assert names(*runs) == {"lora-r-16": [0, 1], "lora-r-32": [0, 1]}
+
+
+def test_names_of_arms_are_unique():
+    full = [
+        recorded(digest, {}, seed=0, arm="full", recipe_hash=digest, tags={"qrl.recipe": digest})
+        for digest in ("a", "b")
+    ]
+    other = recorded("x", {}, seed=0, arm="full, a", recipe_hash="c")
+    assert names(*full, other) == {"full, a": [0], "full, b": [0], "full, a (2)": [0]}
+
+
 def test_names_that_mlflow_made_up_go_by_their_parameters():
     params = [("1", 0), ("1", 1), ("2", 0), ("2", 1)]
     runs = [
@@ -113,6 +140,6 @@ def test_failed_killed_and_running():
             recorded("x-seed2", {}, status="RUNNING"),
         ]
     )
-    assert arm.errors == {0: "train/loss is not finite", 1: "killed"}
+    assert (arm.errors, arm.interrupted) == ({0: "train/loss is not finite"}, [1])
     assert (list(arm.runs), list(arm.finished)) == ([0, 1], [])
     assert notes == ["Still running, and left out: x-seed2."]

@@ -1,5 +1,6 @@
 """Comparisons of simulated runs: false verdicts, coverage, and what the notes say."""
 
+import json
 import math
 from dataclasses import replace
 
@@ -101,6 +102,7 @@ def test_sizes_are_compared_by_ratio_and_by_difference_where_one_is_zero():
     runs += [run("other", 0, 200.0, 0.3), run("other", 1, 20.0, 0.4)]
     comparison = compare(runs)
     scales = {measure.key: measure.scale for measure in comparison.measures}
+    assert any("|Δlogprob| is compared by difference, not by ratio" in n for n in comparison.notes)
     assert scales == {"tokens_per_second": "ratio", "mismatch": "difference"}
     speed = comparison.differences["other", "tokens_per_second"]
     assert math.exp(speed.mean) == pytest.approx(2)
@@ -137,12 +139,90 @@ def test_a_failed_run_has_no_numbers_and_is_told():
     assert any("the same (1 of 4)" in note and "flatters" in note for note in comparison.notes)
 
 
+def test_an_arm_that_lost_seeds_gets_no_star():
+    """Two of six seeds are lost, in three ways; the others are far better than the baseline."""
+    runs = experiment(0, seeds=6, arms=NAMES[:2], shift=0.5)
+    assert compare(runs).differences["the same", "held_out_reward"].marked
+    for way in ("failed", "nan", "inf"):
+        lost = list(runs)
+        for place in (10, 11):
+            steps, values = runs[place].metrics["eval/reward"]
+            ends = History(steps, np.append(values[:-1], float(way if way != "failed" else 0)))
+            if way == "failed":
+                lost[place] = replace(runs[place], status="FAILED")
+            else:
+                metrics = {**runs[place].metrics, "eval/reward": ends}
+                lost[place] = replace(runs[place], metrics=metrics)
+        comparison = compare(lost)
+        found = comparison.differences["the same", "held_out_reward"]
+        assert (found.pairs, found.marked, found.withheld) == (4, False, True)
+        assert any(note.startswith("No star for the same in held-out reward") for note in
+                   comparison.notes)  # fmt: skip
+    stopped = [*runs[:10], *(replace(run, status="KILLED") for run in runs[10:])]
+    comparison = compare(stopped)
+    assert comparison.differences["the same", "held_out_reward"].marked
+    assert any("interrupted have no numbers yet: the same (2 of 6)" in n for n in comparison.notes)
+
+
+def design(arms, seeds=3) -> str:
+    given = [
+        {"name": name, "removed": removed, "overrides": level} for name, removed, level in arms
+    ]
+    return json.dumps({"arms": given, "seeds": list(range(seeds)), "same": {}})
+
+
+FACTORS = (
+    ("full, grpo.loss=dapo", [], ["grpo.loss=dapo"]),
+    ("without a, grpo.loss=dapo", ["a"], ["grpo.loss=dapo"]),
+    ("full, grpo.loss=gspo", [], ["grpo.loss=gspo"]),
+    ("without a, grpo.loss=gspo", ["a"], ["grpo.loss=gspo"]),
+)
+
+
+def test_with_factors_an_arm_is_compared_with_the_full_arm_of_its_level():
+    """The order of start is not that of the design."""
+    names = [name for name, _, _ in FACTORS]
+    runs = experiment(0, seeds=3, arms=names[::-1])
+    comparison = compare(runs, design=design(FACTORS))
+    assert [arm.name for arm in comparison.arms] == names
+    references = [comparison.reference(arm).name for arm in comparison.arms]
+    assert references == [names[0], names[0], names[0], names[2]]
+    own = comparison.arms[3].values["held_out_reward"]
+    base = comparison.arms[2].values["held_out_reward"]
+    found = comparison.differences[names[3], "held_out_reward"]
+    assert found.mean == pytest.approx(np.mean([own[seed] - base[seed] for seed in range(3)]))
+    assert any("full arm of the same factors" in note for note in comparison.notes)
+    chosen = compare(runs, design=design(FACTORS), baseline=names[1])
+    assert {chosen.reference(arm).name for arm in chosen.arms} == {names[1]}
+    assert compare(runs).baseline.name == names[2]  # without a design, the first full one
+
+
+def test_an_unfinished_ablation_is_said_to_be_one():
+    runs = experiment(0, seeds=2, arms=("full", "without a"))
+    arms = (("full", [], []), ("without a", ["a"], []))
+    assert not any("unfinished" in note for note in compare(runs, design=design(arms, 2)).notes)
+    runs[-1] = replace(runs[-1], status="KILLED")
+    notes = compare(runs, design=design(arms, 3)).notes
+    assert notes[0].startswith("The ablation is unfinished: 3 of 6 runs are to come; the same")
+    assert compare(runs, design="[1]").baseline.name == "full"
+
+
+def test_a_baseline_that_failed_is_named_and_more_seeds_are_not_advised():
+    runs = [replace(run, status="FAILED") if "full" in run.name else run
+            for run in experiment(0, arms=NAMES[:2])]  # fmt: skip
+    notes = " ".join(compare(runs).notes)
+    assert "Nothing can be concluded: no run of the baseline full finished." in notes
+    assert "Run more seeds" not in notes
+    assert "does not rise" not in notes
+
+
 def test_that_every_run_failed_is_a_result():
     runs = [replace(run, status="FAILED") for run in experiment(0, arms=NAMES[:2])]
     comparison = compare(runs)
     assert (comparison.measures, comparison.differences) == ((), {})
     assert [len(arm.errors) for arm in comparison.arms] == [4, 4]
     assert comparison.notes[0].startswith("Nothing can be concluded")
+    assert not any("survived" in note for note in comparison.notes)
 
 
 def test_values_that_are_not_finite_and_thresholds_never_reached_are_told():
@@ -150,10 +230,11 @@ def test_values_that_are_not_finite_and_thresholds_never_reached_are_told():
     norms = runs[0].metrics["train/grad_norm"]
     runs[0].metrics["train/grad_norm"] = History(norms.steps, np.append(norms.values[:-1], np.inf))
     comparison = compare(runs, threshold=2.0)
-    assert 0 not in comparison.arms[0].values["largest_grad_norm"]
+    assert comparison.arms[0].values["largest_grad_norm"][0] == math.inf
+    assert comparison.differences["the same", "largest_grad_norm"].pairs == 3
     assert 0 in comparison.arms[0].values["spikes"]
-    (note,) = [note for note in comparison.notes if "No finite value" in note]
-    assert note == "No finite value of largest gradient norm: full (1 of 4); these are left out."
+    (note,) = [note for note in comparison.notes if "not finite at some step" in note]
+    assert "full (1 of 4)" in note
     (note,) = [note for note in comparison.notes if "Never reached" in note]
     assert "full (4 of 4), the same (4 of 4)" in note
 
@@ -172,7 +253,7 @@ def test_runs_of_other_lengths_or_code_are_told():
 def test_the_baseline():
     runs = experiment(0, arms=("x", "full", "y"))
     assert [arm.name for arm in compare(runs).arms] == ["full", "x", "y"]
-    assert [arm.name for arm in compare(runs, baseline="y").arms] == ["y", "x", "full"]
+    assert [arm.name for arm in compare(runs, baseline="y").arms] == ["y", "full", "x"]
     with pytest.raises(UserError, match="--baseline z: there is no such arm; the nearest are y"):
         compare(runs, baseline="z")
     assert compare(experiment(0, arms=("x", "y"))).baseline.name == "x"

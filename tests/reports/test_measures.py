@@ -55,10 +55,23 @@ def test_health_and_cost():
     assert found["mismatch"] == pytest.approx(0.02)
     assert found["ess"] == 0.75
     assert found["spikes"] == 3  # the median of the finite ones is 1: 3.1, and those not finite
-    assert math.isnan(found["largest_grad_norm"])
+    assert found["largest_grad_norm"] == math.inf
     assert found["final_entropy"] == pytest.approx(entropy[-2:].mean())
     assert found["tokens_per_second"] == 9
     assert found["peak_memory"] == 3
+
+
+def test_where_most_norms_are_zero_a_spike_is_still_above_the_usual_ones():
+    norms = [0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.1, 3.5]
+    assert measured({"train/grad_norm": series(norms)})["spikes"] == 1
+    assert measured({"train/grad_norm": series([0.0, 0.0])})["spikes"] == 0
+
+
+def test_an_infinite_reward_reaches_nothing():
+    metrics = {"eval/reward": series([0.0, math.inf, 0.6])}
+    assert measured(metrics, Goal(0.5, ""))["steps_to_threshold"] == 2
+    histories = [metrics["eval/reward"], series([0.0, math.inf])]
+    assert default_goal(histories).reward == pytest.approx(0.54)
 
 
 def test_memory_of_the_gpu_goes_before_that_of_the_process():

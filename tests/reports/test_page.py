@@ -12,11 +12,11 @@ from comparisons import ablation, arm_of, comparison_of
 
 from lightning_qrl.errors import UserError
 from lightning_qrl.reports.comparison import Difference
+from lightning_qrl.reports.measures import is_spike
 from lightning_qrl.reports.page import write_page, write_pngs
 from lightning_qrl.reports.page.chart import drawn
 from lightning_qrl.reports.page.curves import curves
 from lightning_qrl.reports.page.forest import forest
-from lightning_qrl.reports.page.series import spikes
 from lightning_qrl.tracking.histories import History
 
 NAME = "<script>alert('x')</script> & $x_1$ \x00 \ud800"
@@ -176,8 +176,8 @@ def test_every_spike_is_marked():
     for arm, svg in zip(comparison.arms, chart.svgs, strict=True):
         norms = [run.metrics["train/grad_norm"] for run in arm.runs.values()]
         marks = re.findall(r"<use [^>]*fill: var\(--paper\)[^>]*var\(--vermilion\)", svg)
-        assert len(marks) == sum(spikes(norm).sum() for norm in norms)
-    assert any(spikes(run.metrics["train/grad_norm"]).any() for run in arm.runs.values())
+        assert len(marks) == sum(is_spike(norm).sum() for norm in norms)
+    assert any(is_spike(run.metrics["train/grad_norm"]).any() for run in arm.runs.values())
 
 
 def test_what_a_log_scale_cannot_show_is_marked_and_explained():
@@ -189,9 +189,35 @@ def test_what_a_log_scale_cannot_show_is_marked_and_explained():
             for s, r in comparison.arms[1].runs.items()}  # fmt: skip
     charts = curves(changed(comparison, 1, runs=runs))
     captions = {chart.key: chart.caption for chart in charts}
-    edges = "zero is a gap; ▲ infinite or beyond the axis; × not a number from here on."
+    edges = (
+        "zero lies on the lower edge; ▲ infinite or beyond the axis; × not a number from here on."
+    )
     assert captions["gradient_norm"].endswith(f"Log scale; {edges}")
     assert captions["mismatch"].endswith("Log scale.")
+
+
+def test_an_arm_whose_rewards_are_infinite_has_marks():
+    comparison = ablation(seeds=2, arms=4)
+    reward = History(np.arange(10), np.full(10, np.inf))
+    runs = {s: replace(r, metrics={**r.metrics, "eval/reward": reward})
+            for s, r in comparison.arms[1].runs.items()}  # fmt: skip
+    chart = curves(changed(comparison, 1, runs=runs))[0]
+    assert chart.key == "held_out_reward"
+    assert chart.caption.endswith("▲ infinite or beyond the axis.")
+    axes = drawn(chart).figure.axes[1]
+    assert "^" in [line.get_marker() for line in axes.lines]
+
+
+def test_an_arm_that_is_zero_throughout_is_a_line_at_zero():
+    comparison = ablation(seeds=2, arms=4)
+    zero = History(np.arange(20), np.zeros(20))
+    runs = {s: with_metrics(r, gap=zero) for s, r in comparison.arms[1].runs.items()}
+    (chart,) = [c for c in curves(changed(comparison, 1, runs=runs)) if c.key == "mismatch"]
+    axes = drawn(chart).figure.axes[1]
+    heights = [np.asarray(line.get_ydata()) for line in axes.lines if len(line.get_ydata()) == 20]
+    assert len(heights) == 3  # of the mean, and of two seeds
+    (at,) = {float(y) for line in heights for y in line}
+    assert at > axes.get_ylim()[0]
 
 
 def test_one_diverged_run_does_not_flatten_the_others():
@@ -256,31 +282,3 @@ def test_a_metric_that_was_asked_for_is_drawn():
     asked = replace(comparison.measures[0], key="train/kl/last", label="train/kl, last")
     charts = curves(replace(comparison, measures=(*comparison.measures, asked)))
     assert charts[-1].key == "train_kl"
-
-
-def colours(text: str) -> dict[str, str]:
-    return dict(re.findall(r"--(\w+): (#[0-9a-f]{6})", text))
-
-
-def luminance(colour: str) -> float:
-    """Relative luminance, of WCAG 2."""
-    parts = np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
-    linear = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
-    return float(linear @ [0.2126, 0.7152, 0.0722])
-
-
-def contrast(one: str, other: str) -> float:
-    dark, light = sorted(luminance(colour) + 0.05 for colour in (one, other))
-    return light / dark
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_colours_can_be_read(scheme):
-    style = (files("lightning_qrl.reports.page") / "page.css").read_text()
-    light, dark = style.split("@media screen and (prefers-color-scheme: dark)")
-    found = colours(light if scheme == "light" else dark)
-    for paper in ("paper", "raised", "added", "dropped"):
-        for ink in ("ink", "muted", "link", "worse", "better"):
-            assert contrast(found[ink], found[paper]) >= 4.5, (ink, paper)
-    for mark in ("blue", "vermilion"):
-        assert contrast(found[mark], found["paper"]) >= 3  # of graphics

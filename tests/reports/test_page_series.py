@@ -6,13 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from lightning_qrl.reports.page.look import log_ticks, number, shortened
+from lightning_qrl.reports.numbers import shortened
+from lightning_qrl.reports.page.axis import Quantity, axis_for
+from lightning_qrl.reports.page.look import log_ticks, number
 from lightning_qrl.reports.page.series import (
     BINS,
     band_for,
-    finite,
     smoothed,
-    spikes,
     spread,
     thinned,
     thinned_band,
@@ -27,7 +27,7 @@ def history(values, first=0):
 
 def test_a_band_of_four_seeds_is_students_interval_of_the_mean():
     values_NS = np.random.default_rng(0).lognormal(size=(4, 6))
-    over = spread([history(row) for row in values_NS], "interval", log=False)
+    over = spread([history(row) for row in values_NS], "interval")
     error = stats.sem(values_NS)
     low, high = stats.t.interval(0.95, 3, loc=values_NS.mean(axis=0), scale=error)
     np.testing.assert_allclose(over.middle, values_NS.mean(axis=0))
@@ -35,18 +35,8 @@ def test_a_band_of_four_seeds_is_students_interval_of_the_mean():
     np.testing.assert_allclose(over.high, high)
 
 
-def test_on_a_log_scale_the_mean_is_geometric():
-    values_NS = np.random.default_rng(1).lognormal(size=(5, 6))
-    over = spread([history(row) for row in values_NS], "interval", log=True)
-    logs = np.log(values_NS)
-    low, high = stats.t.interval(0.95, 4, loc=logs.mean(axis=0), scale=stats.sem(logs))
-    np.testing.assert_allclose(over.middle, stats.gmean(values_NS))
-    np.testing.assert_allclose(over.low, np.exp(low))
-    np.testing.assert_allclose(over.high, np.exp(high))
-
-
 def test_a_mean_is_drawn_only_where_every_seed_has_a_value():
-    over = spread([history([1, 2, 3, 4]), history([3, np.nan, np.inf], 1)], "range", log=False)
+    over = spread([history([1, 2, 3, 4]), history([3, np.nan, np.inf], 1)], "range")
     np.testing.assert_array_equal(over.steps, [1, 2, 3])
     np.testing.assert_array_equal(over.middle, [2.5, np.nan, np.nan])
     np.testing.assert_array_equal(over.low, [2, np.nan, np.nan])
@@ -88,25 +78,13 @@ def test_thinning_keeps_extremes_gaps_and_ends_of_the_scale():
 
 def test_a_thinned_band_holds_the_whole_one():
     rng = np.random.default_rng(3)
-    over = spread([history(row) for row in rng.standard_normal((3, 4_000))], "range", log=False)
+    over = spread([history(row) for row in rng.standard_normal((3, 4_000))], "range")
     steps, low, high = thinned_band(over)
     assert len(steps) == BINS
     place = np.searchsorted(steps, over.steps, side="right") - 1
     assert (low[place] <= over.low).all()
     assert (high[place] >= over.high).all()
     assert low.min() == over.low.min()
-
-
-def test_a_spike_is_three_times_the_runs_median():
-    norms = history([1, 1, 1, 2.9, 3.1, np.nan, np.inf, 1])
-    np.testing.assert_array_equal(np.flatnonzero(spikes(norms)), [4])
-    assert not spikes(history([np.nan, np.nan])).any()
-
-
-def test_a_log_scale_has_no_place_for_zero():
-    values = np.array([0.0, -1.0, np.inf, np.nan, 2.0])
-    np.testing.assert_array_equal(finite(values, log=True), [np.nan] * 4 + [2.0])
-    np.testing.assert_array_equal(finite(values, log=False), [0, -1, np.nan, np.nan, 2])
 
 
 @settings(deadline=None)
@@ -130,3 +108,19 @@ def test_a_shortened_name_keeps_both_ends():
     assert len(short) <= 24
     assert short.startswith("full, ")
     assert short.endswith("ness=8")
+
+
+def test_on_a_log_axis_zero_lies_on_the_lower_edge():
+    quantity = Quantity("gap", "gap", "gap", log=True)
+    values = [0.0, 1e-6, 1e-3, np.nan]
+    axis = axis_for(quantity, {"full": {0: history(values), 1: history(np.zeros(4))}})
+    bottom, top = axis.values
+    zero, least, most, gap = axis.place(np.array(values))
+    assert bottom < zero < 1e-6 == least < most < top
+    assert np.isnan(gap)
+    assert axis.ticks[1][zero] == "0"
+    assert zero < axis.place(np.array([1e-300]))[0] < least
+    assert axis.band == "range"
+    positive = axis_for(quantity, {"full": {0: history([1e-6, 1e-3])}})
+    assert positive.zero is None
+    assert "0" not in positive.ticks[1].values()

@@ -6,8 +6,9 @@ import pytest
 from comparisons import MEASURES, ablation, comparison_of
 
 from lightning_qrl.reports.comparison import Difference
+from lightning_qrl.reports.numbers import difference_text, value_text
 from lightning_qrl.reports.page import tables
-from lightning_qrl.reports.page.words import difference_text, result, value_text, verdict, when
+from lightning_qrl.reports.page.words import result, verdict, when
 
 REWARD, MISMATCH, ENTROPY = MEASURES[0], MEASURES[2], MEASURES[5]
 NAN = float("nan")
@@ -21,7 +22,7 @@ def test_values_are_means_and_deviations():
     assert value_text(REWARD, []) == "–"
     assert value_text(REWARD, [0.5]) == "0.500"
     assert value_text(REWARD, [1.0, 2.0, 3.0]) == "2.000 ± 1.000"
-    assert value_text(REWARD, [1.0, float("inf")]) == "inf"
+    assert value_text(REWARD, [1.0, float("inf")]) == "∞"
     assert value_text(MEASURES[3], [0.0, 2e200]) == "1e+200 ± 1.41e+200"
 
 
@@ -32,6 +33,25 @@ def test_differences_have_signs_and_ratios_times():
     twice = difference(0.693147, 0.0, 1.386294)
     assert difference_text(MISMATCH, twice) == "×2.00 [1.00, 4.00]"
     assert difference_text(MISMATCH, difference(1e4)) == "×∞"
+
+
+def test_no_end_of_an_interval_reads_as_zero_where_it_is_not():
+    assert difference_text(REWARD, difference(-1e-3, -3e-3, -2e-4)) == "−0.0010 [−0.0030, −0.0002]"
+    assert difference_text(REWARD, difference(0, -3e-7, 2e-7)) == "+0.0e+00 [−3.0e−07, +2.0e−07]"
+    near = difference(-0.004, -0.008, -0.0004)
+    assert difference_text(MISMATCH, near) == "×0.99601 [0.99203, 0.99960]"
+
+
+def test_a_long_result_is_cut():
+    comparison = ablation(steps=10, seeds=2, arms=30)
+    given = {
+        (arm.name, "held_out_reward"): difference(-0.01 * i, -1, -0.001, marked=True)
+        for i, arm in enumerate(comparison.arms)
+        if i
+    }
+    (said,) = result(replace(comparison, differences=given))[1:]
+    assert "callback 23 −0.290" in said
+    assert said.endswith(" and 24 more, see the table.")
 
 
 @pytest.mark.parametrize(
@@ -54,8 +74,8 @@ def test_the_result_names_what_differs_and_not_what_does_not():
     _, *said = result(replace(comparison, differences=given))
     assert said == [
         "In held-out reward, worse than the baseline: empty −0.200 [−0.300, −0.100].",
-        "That the other arm differs is not shown, nor that it does not: the 95% interval goes "
-        "from −0.020 to +0.040.",
+        "The other arm is not shown to differ: its interval, from −0.020 to +0.040, says what "
+        "differences remain possible.",
         "Entropy at the end: empty (differs).",
     ]
 

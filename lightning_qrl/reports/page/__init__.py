@@ -13,11 +13,11 @@ from pathlib import Path
 
 from lightning_qrl.errors import UserError
 from lightning_qrl.reports.comparison import Comparison
+from lightning_qrl.reports.numbers import plain
 from lightning_qrl.reports.page import tables
 from lightning_qrl.reports.page.chart import Drawn, drawn, write_pngs
 from lightning_qrl.reports.page.curves import curves
 from lightning_qrl.reports.page.forest import forest
-from lightning_qrl.reports.page.look import plain
 from lightning_qrl.reports.page.words import facts, result
 
 __all__ = ["Drawn", "write_page", "write_pngs"]

@@ -27,7 +27,7 @@ PAGE_WIDTH = 10.8  # inches: panels abreast in a PNG
 HEAD = 0.4  # inches above the panels of a PNG, for its title
 LINE = 0.15  # inches of a line of its caption
 POINTS = 72  # an inch
-DPI = 120
+DPI = 100
 QUICK = {"compress_level": 3}  # a quarter of the time is compression
 _FINE = re.compile(r"(?<=\.\d\d)\d+")  # digits beyond a hundredth of a point
 SVG, XLINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}"
@@ -142,6 +142,8 @@ def _look(chart: Chart) -> Iterator[None]:
 def _figure(chart: Chart) -> "Figure":
     from matplotlib.figure import Figure
 
+    from lightning_qrl.reports.page.bare import BareAxes
+
     rows = -(-len(chart.panels) // chart.columns)
     width = chart.columns * chart.width
     caption = textwrap.wrap(chart.caption, int(width * 15))
@@ -158,7 +160,7 @@ def _figure(chart: Chart) -> "Figure":
         bottom = height - HEAD - (row + 1) * chart.height + around.bottom
         size = (chart.width - around.left - around.right, chart.height - around.top - around.bottom)
         box = (left / width, bottom / height, size[0] / width, size[1] / height)
-        panel.draw(figure.add_axes(box))
+        panel.draw(figure.add_axes(box, axes_class=BareAxes))
     return figure
 
 

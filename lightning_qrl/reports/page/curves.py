@@ -15,11 +15,13 @@ import numpy as np
 from lightning_qrl.reports.comparison import Arm, Comparison
 from lightning_qrl.reports.figures import BLUE, VERMILION
 from lightning_qrl.reports.measures import SPIKE
+from lightning_qrl.reports.numbers import plain, shortened
 from lightning_qrl.reports.page.axis import QUANTITIES, Axis, Data, Quantity, axis_for, dress
 from lightning_qrl.reports.page.chart import Chart, Margins, Panel
-from lightning_qrl.reports.page.look import MUTED, NORMAL, on_two_lines, plain, shortened
-from lightning_qrl.reports.page.series import finite, smoothed
+from lightning_qrl.reports.page.look import MUTED, NORMAL, on_two_lines
+from lightning_qrl.reports.page.series import smoothed
 from lightning_qrl.reports.page.strokes import BASELINE, SEEDS_SHOWN, Pen, draw, draw_behind, few
+from lightning_qrl.tracking.histories import History
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -55,7 +57,7 @@ def _data(comparison: Comparison, quantity: Quantity) -> tuple[Data, int]:
         found = {s: run.metrics.get(quantity.metric) for s, run in arm.runs.items()}
         data[arm.name] = {s: h for s, h in found.items() if h is not None and len(h.steps)}
     every = [history for own in data.values() for history in own.values()]
-    if not any(np.isfinite(finite(h.values, quantity.log)).any() for h in every):
+    if not any(_can_be_drawn(history, quantity) for history in every):
         return {}, 1
     window = 2 * (max(len(history.steps) for history in every) // 40) + 1
     if quantity.smooth:
@@ -64,6 +66,11 @@ def _data(comparison: Comparison, quantity: Quantity) -> tuple[Data, int]:
             for arm, own in data.items()
         }
     return data, window
+
+
+def _can_be_drawn(history: History, quantity: Quantity) -> bool:
+    values = history.values[np.isfinite(history.values)]
+    return bool((values > 0).any()) if quantity.log else bool(values.size)
 
 
 def _chart(comparison: Comparison, quantity: Quantity, data: Data, window: int) -> Chart:
@@ -83,7 +90,7 @@ def _chart(comparison: Comparison, quantity: Quantity, data: Data, window: int) 
             plain(arm.name),
             f"{quantity.title} over steps of {plain(arm.name)}, {len(data[arm.name])} of "
             f"{max(len(arm.runs), len(data[arm.name]))} seeds, beside the baseline.",
-            partial(_draw_alone, arm=arm, baseline=comparison.baseline, data=data, axis=axis),
+            partial(_draw_alone, arm=arm, base=comparison.reference(arm), data=data, axis=axis),
         )
         for arm in arms
     )
@@ -97,40 +104,40 @@ def _caption(comparison: Comparison, axis: Axis, data: Data, window: int) -> str
     quantity, several = axis.quantity, max(len(own) for own in data.values())
     said = []
     if len(comparison.arms) > TOGETHER:
-        said.append(
-            f"Coloured: the arm. Uncoloured: the baseline, {plain(comparison.baseline.name)}."
-        )
+        base = f"the baseline, {plain(comparison.baseline.name)}"
+        base = "the full arm of the same factors" if comparison.references else base
+        said.append(f"Coloured: the arm. Uncoloured: {base}.")
     if quantity.single:
         said.append("A line a run.")
         if several > 1 and len(comparison.arms) > TOGETHER:
             said.append("Behind each arm, grey: the range of the baseline's runs.")
-        said.append(f"Circles: spikes, above {SPIKE:g} times the run's median.")
+        said.append(f"Circles: spikes, above {SPIKE:g} times the run's median of those above 0.")
     elif axis.band == "interval":
-        mean = "Geometric mean" if quantity.log else "Mean"
-        said.append(f"{mean} over seeds; band: its 95% interval (Student's t).")
+        said.append("Mean over seeds; band: its 95% interval (Student's t).")
     elif axis.band == "range":
-        mean = "Geometric mean" if quantity.log else "Mean"
-        said.append(f"{mean} over seeds; band: from the smallest to the largest seed.")
+        said.append("Mean over seeds; band: from the smallest to the largest seed.")
     if not quantity.single and 1 < several <= SEEDS_SHOWN:
         said.append("Thin: single seeds. A mean ends where a seed is lost.")
     if quantity.smooth and window > 1:
         said.append(f"Each run smoothed by a centred mean over {window} values.")
-    if quantity.log:
-        said.append(_edges(axis, data))
+    said.append(_edges(axis, data))
     return " ".join(filter(None, said))
 
 
 def _edges(axis: Axis, data: Data) -> str:
-    """What the marks at the upper edge mean, those that there are."""
+    """What the marks at the edges mean, those that there are."""
     every = [history.values for own in data.values() for history in own.values()]
-    said = ["Log scale"]
-    if any((values == 0).any() for values in every):
-        said.append("zero is a gap")
+    said = ["Log scale"] if axis.quantity.log else []
+    if axis.zero is not None:
+        said.append("zero lies on the lower edge")
     if any((values > axis.values[1]).any() for values in every):
         said.append("▲ infinite or beyond the axis")
+    if any(np.isneginf(values).any() for values in every):
+        said.append("▼ minus infinity")
     if any(np.isnan(values).any() for values in every):
         said.append("× not a number from here on")
-    return "; ".join(said) + "."
+    text = "; ".join(said)
+    return f"{text[0].upper()}{text[1:]}." if said else ""
 
 
 def _draw_together(axes: "Axes", arms: Sequence[Arm], data: Data, axis: Axis) -> None:
@@ -144,13 +151,12 @@ def _draw_together(axes: "Axes", arms: Sequence[Arm], data: Data, axis: Axis) ->
                 handlelength=3, labelspacing=0.25)  # fmt: skip
 
 
-def _draw_alone(axes: "Axes", arm: Arm, baseline: Arm, data: Data, axis: Axis) -> None:
+def _draw_alone(axes: "Axes", arm: Arm, base: Arm, data: Data, axis: Axis) -> None:
     dress(axes, axis)
     own = data[arm.name]
-    is_baseline = arm is baseline
-    if not is_baseline:
-        draw_behind(axes, data[baseline.name], axis)
-    draw(axes, own, BASELINE if is_baseline else ALONE, axis)
+    if arm is not base:
+        draw_behind(axes, data[base.name], axis)
+    draw(axes, own, BASELINE if arm is base else ALONE, axis)
     title = on_two_lines(arm.name, TITLE)
     axes.text(0, 1.04, title, transform=axes.transAxes, va="bottom", weight="bold", size=NORMAL)
     if not own:

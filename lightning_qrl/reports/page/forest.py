@@ -16,6 +16,7 @@ import numpy as np
 from lightning_qrl.reports.comparison import Comparison, Difference
 from lightning_qrl.reports.figures import BLUE, VERMILION
 from lightning_qrl.reports.measures import Measure
+from lightning_qrl.reports.numbers import difference_text, plain, shortened
 from lightning_qrl.reports.page.chart import Chart, Margins, Panel
 from lightning_qrl.reports.page.look import (
     INK,
@@ -26,10 +27,7 @@ from lightning_qrl.reports.page.look import (
     linear_ticks,
     log_ticks,
     number,
-    plain,
-    shortened,
 )
-from lightning_qrl.reports.page.words import difference_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -5,8 +5,8 @@ seeds that are left would jump where one is lost, and upwards if it was the wors
 
 Its band is the 95% interval of the mean by Student's t, mean ± t(0.975, n-1) · s / sqrt(n), from
 four seeds on. With two or three that is 4 to 18 times the standard error and hides the figure
-without telling more than the seeds do, so the band is then their range. On a log scale all of it
-is of logarithms, and the mean a geometric one.
+without telling more than the seeds do, so the band is then their range. On a log scale it always
+is: what is drawn there may be zero, and of such values an interval may reach below it.
 
 A long history is thinned to the smallest and the largest value of each bin of steps (and one of
 its gaps, if it has any): what a screen of that width would show of the whole.
@@ -19,7 +19,6 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_qrl.reports.measures import SPIKE
 from lightning_qrl.tracking.histories import History
 
 Floats = NDArray[np.float64]
@@ -37,10 +36,9 @@ class Spread(NamedTuple):
     high: Floats  # [S]
 
 
-def finite(values: Floats, log: bool) -> Floats:
-    """The values that an axis can show, NaN for others: zero is not on a log scale."""
-    shown = np.isfinite(values) & (values > 0) if log else np.isfinite(values)
-    return np.where(shown, values, np.nan)
+def finite(values: Floats) -> Floats:
+    """The values that an axis can show, NaN for others."""
+    return np.where(np.isfinite(values), values, np.nan)
 
 
 def smoothed(history: History, window: int) -> History:
@@ -59,14 +57,6 @@ def smoothed(history: History, window: int) -> History:
     return History(history.steps, np.where(known, means, history.values))
 
 
-def spikes(history: History) -> NDArray[np.bool_]:
-    """Where a history is above `SPIKE` times its median; [S]."""
-    known = finite(history.values, log=False)
-    if np.isnan(known).all():
-        return np.zeros(len(known), dtype=bool)
-    return np.asarray(known > SPIKE * np.nanmedian(known))
-
-
 def band_for(counts: Sequence[int]) -> Band:
     """The band that suits arms of so many seeds: one kind for all of them."""
     several = [count for count in counts if count > 1]
@@ -75,25 +65,21 @@ def band_for(counts: Sequence[int]) -> Band:
     return "interval" if min(several) >= ENOUGH else "range"
 
 
-def spread(histories: Sequence[History], band: Band, *, log: bool) -> Spread:
+def spread(histories: Sequence[History], band: Band) -> Spread:
     """The mean over seeds, and its band.
 
     Args:
         histories: one a seed, at least one.
         band: its kind.
-        log: whether to do it on logarithms.
     """
     steps = reduce(np.intersect1d, (history.steps for history in histories))
     rows = [h.values[np.searchsorted(h.steps, steps)] for h in histories]
-    values_NS = finite(np.array(rows), log)
-    values_NS = np.log(values_NS) if log else values_NS
+    values_NS = finite(np.array(rows))
     middle = values_NS.mean(axis=0)  # NaN if one is
     low, high = values_NS.min(axis=0), values_NS.max(axis=0)
     if band == "interval" and len(rows) > 1:
         half = _t(len(rows) - 1) * values_NS.std(axis=0, ddof=1) / np.sqrt(len(rows))
         low, high = middle - half, middle + half
-    if log:
-        middle, low, high = np.exp(middle), np.exp(low), np.exp(high)
     return Spread(steps, middle, low, high)
 
 

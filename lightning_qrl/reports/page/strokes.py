@@ -1,8 +1,7 @@
 """How the runs of an arm are drawn: mean and band, single seeds, and what fits on no axis.
 
-On a log scale there is no place for zero, NaN and infinity. Zero (a gradient norm where no group
-had a signal) is a gap. What is infinite or beyond the axis is a triangle at the upper edge, and
-where values cease to be numbers stands a cross.
+NaN and infinity have no place on an axis. What is infinite or beyond it is a triangle at its edge,
+and where values cease to be numbers stands a cross. Where zero lies on a log scale: see `axis`.
 """
 
 from dataclasses import dataclass
@@ -12,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_qrl.reports.figures import VERMILION
+from lightning_qrl.reports.measures import is_spike
 from lightning_qrl.reports.page.axis import Axis
 from lightning_qrl.reports.page.look import INK, PAPER
-from lightning_qrl.reports.page.series import finite, spikes, spread, thinned, thinned_band
+from lightning_qrl.reports.page.series import finite, spread, thinned, thinned_band
 from lightning_qrl.tracking.histories import History
 
 if TYPE_CHECKING:
@@ -68,19 +68,20 @@ def draw(axes: "Axes", own: Seeds, pen: Pen, axis: Axis, *, faint: bool = False)
     for history in own.values():
         if axis.quantity.single:
             _mark_spikes(axes, history, axis)
-        if axis.quantity.log:
-            _mark_edges(axes, history, pen, axis)
+        _mark_edges(axes, history, pen, axis)
 
 
 def _draw_mean(axes: "Axes", own: Seeds, pen: Pen, axis: Axis, width: float) -> None:
     band = "range" if axis.quantity.single else axis.band
-    over = spread(list(own.values()), band, log=axis.quantity.log)
+    over = spread(list(own.values()), band)
     if len(own) > 1:
         steps, low, high = thinned_band(over)
-        axes.fill_between(steps, low, high, color=pen.colour, alpha=0.16, lw=0)
+        axes.fill_between(
+            steps, axis.place(low), axis.place(high), color=pen.colour, alpha=0.16, lw=0
+        )
     if not width:
         return
-    line = thinned(History(over.steps, over.middle))
+    line = thinned(History(over.steps, axis.place(over.middle)))
     marker = pen.marker if few(own) else ""
     axes.plot(*line, pen.line, color=pen.colour, lw=width, marker=marker, ms=2.8)
 
@@ -89,7 +90,7 @@ def _draw_line(
     axes: "Axes", history: History, pen: Pen, axis: Axis, *, alone: bool, alpha: float
 ) -> None:
     """One run; a point between two gaps, which no line reaches, is a dot."""
-    line = thinned(History(history.steps, finite(history.values, axis.quantity.log)))
+    line = thinned(History(history.steps, axis.place(finite(history.values))))
     known = np.pad(np.isfinite(line.values), 1)
     dots = np.flatnonzero(known[1:-1] & ~known[:-2] & ~known[2:])
     marked = alone and len(line.steps) <= FEW_POINTS
@@ -106,17 +107,18 @@ def _draw_line(
 
 
 def _mark_spikes(axes: "Axes", history: History, axis: Axis) -> None:
-    high = spikes(history) & (history.values <= axis.values[1])
+    high = is_spike(history) & (history.values <= axis.values[1])
     if high.any():
         at = history.steps[high], history.values[high]
         axes.plot(*at, "o", color=VERMILION, ms=3.2, mfc=PAPER, mew=0.9, zorder=3)
 
 
 def _mark_edges(axes: "Axes", history: History, pen: Pen, axis: Axis) -> None:
-    """What is above the axis, and where values cease to be numbers."""
+    """What is above the axis or endlessly below it, and where values cease to be numbers."""
     edge = axes.get_xaxis_transform()
     for mark, height, there in (
         ("^", 0.98, history.values > axis.values[1]),
+        ("v", 0.02, np.isneginf(history.values)),
         ("x", 0.9, np.isnan(history.values)),
     ):
         steps = history.steps[_starts(there)]

@@ -8,7 +8,8 @@ from itertools import groupby
 from lightning_qrl.reports.comparison import Arm, Comparison
 from lightning_qrl.reports.live import duration
 from lightning_qrl.reports.measures import Measure
-from lightning_qrl.reports.page.words import difference_text, value_text, verdict, when
+from lightning_qrl.reports.numbers import difference_text, value_text
+from lightning_qrl.reports.page.words import verdict, when
 from lightning_qrl.tracking import tags
 from lightning_qrl.tracking.notebook import RecordedRun
 
@@ -18,7 +19,7 @@ APART = ("seed:", "tracking:")  # of a recipe: they differ from run to run by de
 OF_ONE_RUN = {  # tags that say which run it is, and not what it ran on
     tags.RECIPE, tags.RECIPE_HASH, tags.SEED, tags.FOLDER, tags.ERROR, tags.POLICY_SHA256,
     tags.RESUMED_FROM, tags.RERUN_OF, tags.DESIGN, tags.PARENT, tags.ARM, tags.REMOVED,
-    tags.REPLACED_BY, "qrl.plan", "qrl.kind",
+    tags.REPLACED_BY, tags.KIND, "qrl.plan",
 }  # fmt: skip
 FOREIGN = ("mlflow.source.git.commit", "mlflow.source.name", "mlflow.user")
 
@@ -61,17 +62,17 @@ def _cells(comparison: Comparison, arm: Arm, measures: Sequence[Measure]) -> Ite
         is_baseline = arm is comparison.baseline
         yield Cell(
             value_text(measure, values),
-            len(values),
-            len(values) < len(arm.runs),
+            len(arm.known(measure.key)),
+            len(arm.known(measure.key)) < len(arm.runs),
             "" if is_baseline else difference_text(measure, found),
             verdict(measure, found),
         )
 
 
-def failures(comparison: Comparison) -> list[tuple[Arm, int, RecordedRun | None, str]]:
+def failures(comparison: Comparison) -> list[tuple[Arm, int, RecordedRun, str]]:
     """Arm, seed, run and error of what failed."""
     return [
-        (arm, seed, arm.runs.get(seed), error)
+        (arm, seed, arm.runs[seed], error)
         for arm in comparison.arms
         for seed, error in sorted(arm.errors.items())
     ]

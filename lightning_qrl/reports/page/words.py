@@ -1,4 +1,4 @@
-"""What the page says: numbers as texts, and the result in a paragraph.
+"""What the page says: the result in sentences.
 
 It is said that an arm differs where the comparison marks it, and of no arm that it does not differ:
 an interval that holds zero tells how large a difference may still be.
@@ -10,34 +10,10 @@ from datetime import UTC, datetime
 
 from lightning_qrl.reports.comparison import Arm, Comparison, Difference
 from lightning_qrl.reports.measures import Measure
-from lightning_qrl.reports.page.look import plain
+from lightning_qrl.reports.numbers import difference_text, plain, signed, value_text
 
-MANY = 700.0  # its exponential is as large as a float may be
+SHOWN = 5  # arms that a sentence names
 VERDICTS = {"worse": "worse than", "better": "better than", "differs": "different from"}
-
-
-def value_text(measure: Measure, values: Sequence[float]) -> str:
-    """Mean ± standard deviation over seeds (of sample, ddof 1)."""
-    if not values:
-        return "–"
-    mean = sum(values) / len(values)
-    if len(values) == 1 or not math.isfinite(mean):
-        return measure.form.format(mean)
-    apart = math.hypot(*(value - mean for value in values))  # unlike a sum, does not overflow
-    deviation = apart / math.sqrt(len(values) - 1)
-    return f"{measure.form.format(mean)} ± {measure.form.format(deviation)}"
-
-
-def difference_text(measure: Measure, difference: Difference | None) -> str:
-    """Mean and interval: ``+0.012 [−0.003, +0.027]``, of a ratio ``×1.30 [1.10, 1.54]``."""
-    if difference is None or math.isnan(difference.mean):
-        return "no pair"
-    middle, low, high = (
-        _signed(measure, value) for value in (difference.mean, difference.low, difference.high)
-    )
-    if math.isnan(difference.low) or math.isnan(difference.high):
-        return middle
-    return f"{middle} [{low.lstrip('×')}, {high.lstrip('×')}]"
 
 
 def verdict(measure: Measure, difference: Difference | None) -> str:
@@ -60,6 +36,8 @@ def facts(comparison: Comparison) -> list[str]:
     said.append(f"{seeds} seed{'s' if seeds != '1' else ''} an arm")
     said.append(f"{len(every)} run{'s' if len(every) != 1 else ''}")
     said += [f"{failed} failed"] if failed else []
+    stopped = sum(len(arm.interrupted) for arm in arms)
+    said += [f"{stopped} interrupted"] if stopped else []
     said.append(f"baseline {plain(comparison.baseline.name)}")
     if every:
         first, last = min(run.started for run in every), max(r.ended or r.started for r in every)
@@ -70,7 +48,9 @@ def facts(comparison: Comparison) -> list[str]:
 def result(comparison: Comparison) -> list[str]:
     """The result in words: on the first measure, and on each other in which an arm is marked."""
     arms, first = comparison.arms[1:], comparison.measures[:1]
-    if not arms or not first:
+    if not first:
+        return ["No run finished, so there is nothing to compare."]
+    if not arms:
         return ["There is one arm, so there is nothing to compare it with."]
     measure, base = first[0], plain(comparison.baseline.name)
     found = {arm.name: comparison.differences.get((arm.name, measure.key)) for arm in arms}
@@ -78,6 +58,8 @@ def result(comparison: Comparison) -> list[str]:
     values = list(comparison.baseline.values.get(measure.key, {}).values())
     if values:
         said.append(f"The baseline, {base}, has {measure.label} {value_text(measure, values)}.")
+    else:
+        said.append(f"Of the baseline, {base}, there is no {measure.label}.")
     if all(d is None or d.pairs < 2 or math.isnan(d.low) for d in found.values()):
         said.append(
             "No arm has two seeds in common with the baseline, so nothing can be concluded about "
@@ -100,39 +82,43 @@ def _about(measure: Measure, arms: Sequence[Arm], comparison: Comparison) -> lis
             for name, d in sorted(marked, key=lambda pair: -abs(pair[1].mean))
             if verdict(measure, d) == word
         ]
-        said += [f"In {measure.label}, {than} the baseline: {_listed(own)}."] if own else []
-    if not marked:
-        said.append(f"In {measure.label}, no arm is shown to differ from the baseline.")
+        said += [f"In {measure.label}, {than} {_base(comparison)}: {_listed(own)}."] if own else []
     if rest:
         low, high = min(d.low for d in rest), max(d.high for d in rest)
-        which = "arm" if len(rest) == 1 else f"{len(rest)} arms"
-        which = f"other {which}" if marked else which
-        said.append(
-            f"That the {which} {'differs' if len(rest) == 1 else 'differ'} is not shown, nor that "
-            f"{'it does' if len(rest) == 1 else 'they do'} not: the 95% "
-            f"{'interval goes' if len(rest) == 1 else 'intervals go'} from {_signed(measure, low)} "
-            f"to {_signed(measure, high)}."
+        one = len(rest) == 1
+        intervals = (
+            f"{'interval' if one else 'intervals'}, from {signed(measure, low)} to "
+            f"{signed(measure, high)}, {'says' if one else 'say'} what differences remain possible."
         )
+        who = "The other arm is not" if one else f"None of the other {len(rest)} arms is"
+        if marked:
+            said.append(f"{who} shown to differ: {'its' if one else 'their'} {intervals}")
+        else:
+            said.append(f"No arm is shown to differ from {_base(comparison)} in {measure.label}. "
+                        f"The {intervals}")  # fmt: skip
     return said
+
+
+def _base(comparison: Comparison) -> str:
+    """What arms are compared with, in a sentence."""
+    return "the full arm of the same factors" if comparison.references else "the baseline"
 
 
 def _marked_names(comparison: Comparison, measure: Measure) -> str:
     own = [
-        (arm.name, verdict(measure, comparison.differences.get((arm.name, measure.key))))
+        (arm.name, found)
         for arm in comparison.arms[1:]
+        if (found := comparison.differences.get((arm.name, measure.key))) and found.marked
     ]
-    marked = [f"{plain(name)} ({word})" for name, word in own if word]
+    own.sort(key=lambda pair: -abs(pair[1].mean))
+    marked = [f"{plain(name)} ({verdict(measure, found)})" for name, found in own]
     return f"{measure.label[:1].upper()}{measure.label[1:]}: {_listed(marked)}." if marked else ""
 
 
 def _listed(texts: Sequence[str]) -> str:
+    if len(texts) > SHOWN + 1:
+        return f"{', '.join(texts[:SHOWN])} and {len(texts) - SHOWN} more, see the table"
     return " and ".join(filter(None, (", ".join(texts[:-1]), texts[-1])))
-
-
-def _signed(measure: Measure, value: float) -> str:
-    if measure.scale == "ratio":
-        return f"×{math.exp(value):#.3g}".rstrip(".") if value < MANY else "×∞"
-    return measure.form.replace("{:", "{:+", 1).format(value).replace("-", "−")
 
 
 def when(seconds: float) -> str:
