@@ -228,7 +228,8 @@ class Fails(L.Callback):
 """
 
 
-def test_whatever_a_constructor_raises_names_its_key(refused, here):
+def test_whatever_a_constructor_raises_names_its_key(refused, here, monkeypatch):
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # the import is ours, not the run's
     (here / "own_fails.py").write_text(FAILS)
     message = refused(*FIT, "callbacks.x={_target_: own_fails.Fails, early: true}")
     assert message == "command line: callbacks.x: LookupError: no such thing"

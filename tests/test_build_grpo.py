@@ -59,7 +59,10 @@ LOSSES = [
     ("grpo.loss=sapo grpo.clip_high=0.2", "grpo.clip_high: loss sapo has no such option; it takes"),
     ("grpo.clip_low=1.0", "grpo: clip_low must be in [0, 1)"),
     ("grpo.clip_low=-0.1", "grpo: clip_low must be in [0, 1)"),
-    ("grpo.clip_high=.inf", "grpo: clip_low must be in [0, 1) and clip_high at least 0 and finite"),
+    (
+        "grpo.clip_high=.inf",
+        "grpo: clip_low must be in [0, 1) and clip_high at least 0 and at most",
+    ),
     ("grpo.clip_high=[0.2]", "grpo.clip_high: Input should be a valid number"),
 ]
 

@@ -68,8 +68,8 @@ def test_prompts_are_checked_when_the_recipe_is_read(prompts, says, mine):
 
 
 def test_what_is_no_task_is_refused(mine):
-    with pytest.raises(UserError, match=r"task\._target_: pathlib\.Path is no task"):
-        build(load_recipe("base", ["task._target_=pathlib.Path"]))
+    with pytest.raises(UserError, match=r"task\._target_: torch\.nn\.Linear is no task"):
+        build(load_recipe("base", ["task._target_=torch.nn.Linear"]))
     with pytest.raises(UserError, match=r"task\._target_: cannot import 'mine\.Yours'"):
         build(load_recipe("base", ["task._target_=mine.Yours"]))
 

@@ -102,7 +102,7 @@ def test_it_learns(tiny_policy, fit, recorder):
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"batch_size": 0}, "batch_size must be at least 1"),
+        ({"batch_size": 0}, "batch_size must be 1 to"),
         ({"noise": 1.1}, "noise must be 0 to 1"),
         ({"blunt_steps": -1}, "blunt_steps must be at least 0"),
     ],

@@ -260,7 +260,7 @@ def test_an_option_that_is_not_above_zero_and_finite(loss, name, value):
 
 @pytest.mark.parametrize("value", [-0.5, inf, nan])
 def test_cispo_refuses_a_cap_below_one_or_without_bound(value):
-    with pytest.raises(ValueError, match=f"^clip_high must be at least 0 and finite, got {value}"):
+    with pytest.raises(ValueError, match=f"^clip_high must be 0 to .*, got {value}"):
         Cispo(clip_high=value)
 
 
