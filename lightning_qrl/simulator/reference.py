@@ -9,7 +9,7 @@ reward noise, so that a run is the same on every machine and in the browser.
 The clock adds up ticks, and an event is due when it is at most 1e-9 away: both are what reproduces
 the 288 outcomes of the table in ``tests/simulator``.
 
-Source: the post's simulator. Deviation: the number of samplers can be set.
+Source: the post's simulator. Deviation: the number of samplers and the seed can be set.
 """
 
 import math
@@ -26,6 +26,7 @@ from lightning_qrl.simulator.dynamics import (
     next_reward,
 )
 from lightning_qrl.simulator.settings import Settings
+from lightning_qrl.simulator.streams import first_state, uniform
 from lightning_qrl.simulator.trace import Broadcast, Fate, Rollout, Step, Trace
 
 DUE, TOO_OLD = 1e-9, 1e-6
@@ -45,13 +46,6 @@ def simulate(settings: Settings, constants: Constants = POST) -> Trace:
     for now in run.ticks():
         run.tick(now)
     return run.trace()
-
-
-def uniform(state: int) -> Iterator[float]:
-    """Uniform numbers in [0, 1) of a linear congruential generator, drawn after each update."""
-    while True:
-        state = (1664525 * state + 1013904223) % 2**32
-        yield state / 2**32
 
 
 @dataclass(slots=True, eq=False)
@@ -107,7 +101,9 @@ class _Run:
         self.step_time = self.times.step * factors[self.settings.backward]
         slope = self.times.window_slope * (self.h - 1)
         self.duration = math.floor(self.times.window * (1 + slope) + 0.5)
-        self.durations, self.kicks, self.noise = map(uniform, self.constants.seeds)
+        seed = self.settings.seed
+        streams = [uniform(first_state(own, seed)) for own in self.constants.seeds]
+        self.durations, self.kicks, self.noise = streams
 
     def ticks(self) -> Iterator[float]:
         now = 0.0

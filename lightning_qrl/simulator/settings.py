@@ -7,7 +7,12 @@ from typing import Any, get_args, get_type_hints
 
 from lightning_qrl.simulator.constants import Backward, Horizon, Precision
 
-LIMITS = {"max_staleness": (0, 1000), "batch": (1, 1024), "samplers": (1, 1024)}
+LIMITS = {
+    "max_staleness": (0, 1000),
+    "batch": (1, 1024),
+    "samplers": (1, 1024),
+    "seed": (0, 2**31 - 1),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +34,7 @@ class Settings:
         batch: rollouts of an optimizer step.
         horizon: how long rollouts are.
         samplers: each works at one rollout at a time.
+        seed: 0 is the post's one run; others show how much of an outcome is its random numbers.
 
     Raises:
         ValueError: a value is of the wrong type, or impossible.
@@ -44,6 +50,7 @@ class Settings:
     batch: int = 4
     horizon: Horizon = "med"
     samplers: int = 4
+    seed: int = 0
 
     def __post_init__(self) -> None:
         types = get_type_hints(Settings)

@@ -1,18 +1,21 @@
 """The reference model against the 288 outcomes of the post's simulator, and its own laws."""
 
 import json
+import math
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_qrl.simulator.constants import POST, Constants
 from lightning_qrl.simulator.dynamics import divergence_step, floor
-from lightning_qrl.simulator.reference import simulate, uniform
+from lightning_qrl.simulator.reference import simulate
 from lightning_qrl.simulator.settings import PRESETS, Settings
+from lightning_qrl.simulator.streams import first_state, uniform
 from lightning_qrl.simulator.trace import Trace
 
 TABLE = json.loads(Path(__file__).with_name("simulator_table.json").read_text())
@@ -29,6 +32,7 @@ RANDOM = st.builds(
     batch=st.integers(1, 24),
     horizon=st.sampled_from(["short", "med", "long"]),
     samplers=st.integers(1, 12),
+    seed=st.integers(0, 2**31 - 1),
 )
 
 
@@ -118,6 +122,17 @@ def test_the_generator_is_the_one_of_numerical_recipes() -> None:
     stream = uniform(0)
     drawn = [int(next(stream) * 2**32) for _ in range(3)]
     assert drawn == [0x3C6EF35F, 0x47502932, 0xD1CCF6E9]  # the book's own check
+
+
+def test_seeds_are_independent_runs() -> None:
+    """First draws of 1000 seeds: uniform, and unrelated between seeds and streams (4 sigma)."""
+    seeds = range(1, 1001)
+    drawn = np.array([[next(uniform(first_state(own, s))) for s in seeds] for own in POST.seeds])
+    assert np.abs(drawn.mean(axis=1) - 0.5).max() < 4 / math.sqrt(12 * 1000)
+    assert np.abs(np.corrcoef(drawn) - np.eye(3)).max() < 4 / math.sqrt(1000)
+    for stream in drawn:
+        assert abs(np.corrcoef(stream[1:], stream[:-1])[0, 1]) < 4 / math.sqrt(1000)
+    assert [first_state(own, 0) for own in POST.seeds] == [97, 41, 13]
 
 
 def test_a_run_without_a_step_says_why() -> None:
