@@ -239,6 +239,8 @@ class _Run:
             final_drift=self.drift,
             mean_staleness=math.fsum(consumed) / len(consumed) if consumed else 0.0,
             discarded=sum(rollout.fate == "discarded" for rollout in self.rollouts),
+            sampler_utilization=self._sampling() / (self.settings.samplers * self.duration),
+            trainer_utilization=self._training() / self.duration,
             why_no_step=None if steps else self._why_no_step(),
         )
 
@@ -253,6 +255,19 @@ class _Run:
                 reward = next_reward(reward, step.mismatch, step.drift, learning)
             reward += (next(self.noise) - 0.5) * learning.reward_noise
             yield replace(step, reward=reward)
+
+    def _sampling(self) -> float:
+        """Time that samplers were at work, all together."""
+        time = 0.0
+        for rollout in self.rollouts:
+            time += (self.duration if rollout.queued is None else rollout.queued) - rollout.start
+        return time
+
+    def _training(self) -> float:
+        time = 0.0
+        for step in self.steps:
+            time += min(step.end, self.duration) - step.start
+        return time
 
     def _why_no_step(self) -> str:
         ended = sum(rollout.queued is not None for rollout in self.rollouts)

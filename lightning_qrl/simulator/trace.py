@@ -100,6 +100,8 @@ class Trace:
         final_drift: the same.
         mean_staleness: of the consumed rollouts; 0 if there are none.
         discarded: rollouts that became too old in the queue.
+        sampler_utilization: share of all samplers' time in which a rollout was running.
+        trainer_utilization: share of the time in which a step was.
         why_no_step: in words, where there was none; else None.
     """
 
@@ -114,6 +116,8 @@ class Trace:
     final_drift: float
     mean_staleness: float
     discarded: int
+    sampler_utilization: float
+    trainer_utilization: float
     why_no_step: str | None
 
     @property

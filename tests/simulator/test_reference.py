@@ -113,6 +113,22 @@ def test_a_sampler_has_one_rollout_at_a_time(own: Settings) -> None:
             assert before.queued <= after.start
 
 
+@settings(max_examples=40, deadline=None)
+@given(RANDOM)
+def test_utilization_is_the_busy_share_of_the_time(own: Settings) -> None:
+    """Counted once more, on a fine grid of times."""
+    trace = simulate(own)
+    at = np.arange(0.5, 4000) / 4000 * trace.duration
+    sampling = training = 0.0
+    for rollout in trace.rollouts:
+        end = math.inf if rollout.queued is None else rollout.queued
+        sampling += ((rollout.start <= at) & (at < end)).mean() / own.samplers
+    for step in trace.steps:
+        training += ((step.start <= at) & (at < step.end)).mean()
+    assert trace.sampler_utilization == pytest.approx(sampling, abs=0.02)
+    assert trace.trainer_utilization == pytest.approx(training, abs=0.02)
+
+
 def test_a_run_is_a_pure_function() -> None:
     own = Settings(precision="fp4", weight_sync=True, max_staleness=4)
     assert simulate(own) == simulate(own)
