@@ -13,7 +13,7 @@ Source: the simulator of "The 4-bitter Lesson". Sums go from left to right, so t
 numbers are these to the last bits.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from lightning_qrl.simulator.constants import POST, Constants, Learning
@@ -88,6 +88,28 @@ def next_reward(
 def collapsed_reward(reward: float, learning: Learning = POST.learning) -> float:
     """The reward after a step of a run that has diverged, without noise."""
     return max(learning.reward_least, learning.collapse * reward - learning.collapse_loss)
+
+
+def rewards(
+    steps: Iterable[tuple[float, float, float]],
+    diverged: int | None,
+    learning: Learning = POST.learning,
+) -> Iterator[float]:
+    """The reward after each step.
+
+    Args:
+        steps: mean mismatch, drift after it, and a uniform number for the noise, of each.
+        diverged: the step from which on the reward collapses, if there is one.
+        learning: the constants.
+    """
+    reward = learning.reward_start
+    for number, (mean, drift, noise) in enumerate(steps):
+        if diverged is not None and number >= diverged:
+            reward = collapsed_reward(reward, learning)
+        else:
+            reward = next_reward(reward, mean, drift, learning)
+        reward += (noise - 0.5) * learning.reward_noise
+        yield reward
 
 
 def divergence_step(drifts: Sequence[float], learning: Learning = POST.learning) -> int | None:

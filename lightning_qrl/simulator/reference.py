@@ -18,16 +18,23 @@ from dataclasses import dataclass, field, replace
 
 from lightning_qrl.simulator.constants import POST, Constants
 from lightning_qrl.simulator.dynamics import (
-    collapsed_reward,
     divergence_step,
     floor,
     mismatch,
     next_drift,
-    next_reward,
+    rewards,
 )
 from lightning_qrl.simulator.settings import Settings
 from lightning_qrl.simulator.streams import first_state, uniform
-from lightning_qrl.simulator.trace import Broadcast, Fate, Rollout, Step, Trace
+from lightning_qrl.simulator.trace import (
+    Broadcast,
+    Fate,
+    Rollout,
+    Step,
+    Trace,
+    sampling,
+    training,
+)
 
 DUE, TOO_OLD = 1e-9, 1e-6
 
@@ -88,6 +95,8 @@ class _Run:
     broadcasts: list[Broadcast] = field(default_factory=list)
     version: int = 0
     drift: float = 0.0
+    due: float = 0.0  # of what comes next
+    passed: int = 0  # ticks that rollouts have not counted yet
     training: bool = False
     sending: bool = False
 
@@ -112,22 +121,39 @@ class _Run:
             now += self.times.tick
 
     def tick(self, now: float) -> None:
+        self.passed += 1
+        if now < self.due - DUE:  # only what has been due can change what may begin
+            return
         self._end_rollouts(now)
         self._end_step(now)
         self._discard(now)
         self._train(now)
         self._start_rollouts(now)
+        self.due = self._next_due()
+
+    def _next_due(self) -> float:
+        """When a rollout, the step or the broadcast ends next."""
+        due = min((r.end for r in self.busy if r is not None), default=math.inf)
+        if self.training:
+            due = min(due, self.steps[-1].end)
+        if self.sending:
+            due = min(due, self.broadcasts[-1].end)
+        return due
 
     def _end_rollouts(self, now: float) -> None:
+        self._count_ticks()
         for sampler, rollout in enumerate(self.busy):
-            if rollout is None:
-                continue
-            rollout.total += self.held[sampler]
-            rollout.ticks += 1
-            if now >= rollout.end - DUE:
+            if rollout is not None and now >= rollout.end - DUE:
                 rollout.queued, rollout.fate = now, "queued"
                 self.queue.append(rollout)
                 self.busy[sampler] = None
+
+    def _count_ticks(self) -> None:
+        for sampler, rollout in enumerate(self.busy):
+            if rollout is not None:
+                rollout.total += self.held[sampler] * self.passed
+                rollout.ticks += self.passed
+        self.passed = 0
 
     def _end_step(self, now: float) -> None:
         """A step ends, and a broadcast starts; it ends, and all samplers have the weights."""
@@ -224,50 +250,29 @@ class _Run:
         return (times.rollout_least + min(times.rollout_extra_limit, extra)) * self.factor * self.h
 
     def trace(self) -> Trace:
-        diverged = divergence_step([step.drift for step in self.steps], self.constants.learning)
-        steps = tuple(self._rewarded(diverged))
+        self._count_ticks()
+        learning, rollouts = self.constants.learning, tuple(map(_Rollout.frozen, self.rollouts))
+        diverged = divergence_step([step.drift for step in self.steps], learning)
+        of_steps = ((step.mismatch, step.drift, next(self.noise)) for step in self.steps)
+        gained = rewards(of_steps, diverged, learning)
+        steps = tuple(map(_rewarded, self.steps, gained))
         consumed = [age for step in steps for age in step.ages]
         return Trace(
             settings=self.settings,
             duration=float(self.duration),
             floor=self.floor,
-            rollouts=tuple(rollout.frozen() for rollout in self.rollouts),
+            rollouts=rollouts,
             steps=steps,
             broadcasts=tuple(self.broadcasts),
             diverged_at_step=diverged,
-            final_reward=steps[-1].reward if steps else self.constants.learning.reward_start,
+            final_reward=steps[-1].reward if steps else learning.reward_start,
             final_drift=self.drift,
             mean_staleness=math.fsum(consumed) / len(consumed) if consumed else 0.0,
-            discarded=sum(rollout.fate == "discarded" for rollout in self.rollouts),
-            sampler_utilization=self._sampling() / (self.settings.samplers * self.duration),
-            trainer_utilization=self._training() / self.duration,
+            discarded=sum(rollout.fate == "discarded" for rollout in rollouts),
+            sampler_utilization=sampling(rollouts, self.duration) / self.settings.samplers,
+            trainer_utilization=training(steps, self.duration),
             why_no_step=None if steps else self._why_no_step(),
         )
-
-    def _rewarded(self, diverged: int | None) -> Iterator[Step]:
-        """Rewards are known at the end: whether a run has diverged is."""
-        learning = self.constants.learning
-        reward = learning.reward_start
-        for number, step in enumerate(self.steps):
-            if diverged is not None and number >= diverged:
-                reward = collapsed_reward(reward, learning)
-            else:
-                reward = next_reward(reward, step.mismatch, step.drift, learning)
-            reward += (next(self.noise) - 0.5) * learning.reward_noise
-            yield replace(step, reward=reward)
-
-    def _sampling(self) -> float:
-        """Time that samplers were at work, all together."""
-        time = 0.0
-        for rollout in self.rollouts:
-            time += (self.duration if rollout.queued is None else rollout.queued) - rollout.start
-        return time
-
-    def _training(self) -> float:
-        time = 0.0
-        for step in self.steps:
-            time += min(step.end, self.duration) - step.start
-        return time
 
     def _why_no_step(self) -> str:
         ended = sum(rollout.queued is not None for rollout in self.rollouts)
@@ -276,3 +281,7 @@ class _Run:
             f"batch has {self.settings.batch}; take a smaller batch, more samplers, a faster "
             "precision or a shorter horizon"
         )
+
+
+def _rewarded(step: Step, reward: float) -> Step:
+    return replace(step, reward=reward)

@@ -78,8 +78,6 @@ def summarize(trace: Trace, constants: Constants = POST) -> Summary:
     mean_effective = sum(effective) / count
     ages = Counter(int(age + 0.5) for step in steps for age in step.ages)
     fates: Counter[Fate] = Counter(rollout.fate for rollout in trace.rollouts)
-    trained = sum(min(step.end, trace.duration) - step.start for step in steps)
-    sampled = sum(rollout.end - rollout.start for rollout in trace.rollouts)
     return Summary(
         optimizer_steps=len(steps),
         final_reward=trace.final_reward,
@@ -98,7 +96,7 @@ def summarize(trace: Trace, constants: Constants = POST) -> Summary:
         discarded=fates["discarded"],
         queued=fates["queued"],
         running=fates["running"],
-        trainer_busy=trained / trace.duration,
-        samplers_busy=sampled / (trace.settings.samplers * trace.duration),
+        trainer_busy=trace.trainer_utilization,
+        samplers_busy=trace.sampler_utilization,
         why_no_step=trace.why_no_step,
     )

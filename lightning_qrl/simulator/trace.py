@@ -1,5 +1,6 @@
 """What a run of the reference model was: every rollout, every optimizer step, every broadcast."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -124,3 +125,19 @@ class Trace:
     def optimizer_steps(self) -> int:
         """How many there were."""
         return len(self.steps)
+
+
+def sampling(rollouts: Sequence[Rollout], duration: float) -> float:
+    """Rollouts that were running, on average over a time."""
+    time = 0.0
+    for rollout in rollouts:
+        time += (duration if rollout.queued is None else rollout.queued) - rollout.start
+    return time / duration
+
+
+def training(steps: Sequence[Step], duration: float) -> float:
+    """Share of a time in which a step was running."""
+    time = 0.0
+    for step in steps:
+        time += min(step.end, duration) - step.start
+    return time / duration

@@ -94,29 +94,46 @@ class Run {
     this.held = new Array(settings.samplers).fill(0); // the version that each sampler has
     Object.assign(this, { rollouts: [], queue: [], steps: [], broadcasts: [] });
     Object.assign(this, { version: 0, drift: 0, training: false, sending: false });
+    Object.assign(this, { next: 0, passed: 0 }); // what is due, and ticks that are not counted yet
   }
 
   tick(now) {
+    this.passed += 1;
+    if (now < this.next - this.constants.due) return; // only what was due can change what may begin
     this.endRollouts(now);
     this.endStep(now);
     this.discard(now);
     this.train(now);
     this.startRollouts(now);
+    this.next = this.nextDue();
+  }
+
+  /** When a rollout, the step or the broadcast ends next. */
+  nextDue() {
+    let due = Infinity;
+    for (const rollout of this.busy) if (rollout !== null) due = Math.min(due, rollout.end);
+    if (this.training) due = Math.min(due, this.steps.at(-1).end);
+    if (this.sending) due = Math.min(due, this.broadcasts.at(-1).end);
+    return due;
   }
 
   endRollouts(now) {
-    for (let sampler = 0; sampler < this.busy.length; sampler += 1) {
-      const rollout = this.busy[sampler];
-      if (rollout === null) continue;
-      rollout.total += this.held[sampler];
-      rollout.ticks += 1;
-      if (now >= rollout.end - this.constants.due) {
-        rollout.queued = now;
-        rollout.fate = "queued";
-        this.queue.push(rollout);
-        this.busy[sampler] = null;
-      }
-    }
+    this.countTicks();
+    this.busy.forEach((rollout, sampler) => {
+      if (rollout === null || now < rollout.end - this.constants.due) return;
+      Object.assign(rollout, { queued: now, fate: "queued" });
+      this.queue.push(rollout);
+      this.busy[sampler] = null;
+    });
+  }
+
+  countTicks() {
+    this.busy.forEach((rollout, sampler) => {
+      if (rollout === null) return;
+      rollout.total += this.held[sampler] * this.passed;
+      rollout.ticks += this.passed;
+    });
+    this.passed = 0;
   }
 
   /** A step ends, and a broadcast starts; it ends, and all samplers have the weights. */
@@ -234,6 +251,7 @@ class Run {
   }
 
   trace() {
+    this.countTicks();
     const { learning } = this.constants;
     const diverged = divergenceStep(this.steps, learning);
     this.reward(diverged);
@@ -253,9 +271,9 @@ class Run {
       final_drift: this.drift,
       mean_staleness: ages.length ? ages.reduce((sum, age) => sum + age, 0) / ages.length : 0,
       discarded: this.rollouts.filter((rollout) => rollout.fate === "discarded").length,
-      sampler_utilization: this.sampling() / (this.settings.samplers * this.duration),
+      sampler_utilization: this.sampling() / this.duration / this.settings.samplers,
       trainer_utilization: this.stepping() / this.duration,
-      sampler_utilization: this.sampling() / (this.settings.samplers * this.duration),
+      sampler_utilization: this.sampling() / this.duration / this.settings.samplers,
       trainer_utilization: this.trained() / this.duration,
       why_no_step: this.steps.length ? null : this.whyNoStep(),
       optimizer_steps: this.steps.length,
