@@ -112,6 +112,12 @@ def read_text(path: Path) -> str:
         raise UserError(f"{path}: not readable as YAML: {error}") from None
 
 
+def read_mapping(path: Path) -> dict[str, Any]:
+    """The mapping that a YAML file holds, its interpolations as they are."""
+    text = read_text(path)
+    return _plain(f"{path}: not readable as YAML", lambda: _parse(text))
+
+
 def load_recipe(name: str, overrides: Sequence[str] = (), without: Sequence[str] = ()) -> Recipe:
     """Load a recipe.
 
@@ -125,7 +131,7 @@ def load_recipe(name: str, overrides: Sequence[str] = (), without: Sequence[str]
             leads nowhere, a callback to leave out is not there, a section is unknown.
     """
     path = find_recipe(name)
-    sources = [*_read_chain(path, ()), (COMMAND_LINE, _parse_overrides(overrides))]
+    sources = [*_read_chain(path, ()), (COMMAND_LINE, parse_overrides(overrides))]
     return _resolve(path.stem, sources, str(path), without)
 
 
@@ -138,7 +144,7 @@ def recipe_from_yaml(
 ) -> Recipe:
     """A recipe from the YAML of a resolved one (see `Recipe.to_yaml`); errors call it `label`."""
     stored = _plain(label, lambda: _parse(text))
-    sources = [(label, stored), (COMMAND_LINE, _parse_overrides(overrides))]
+    sources = [(label, stored), (COMMAND_LINE, parse_overrides(overrides))]
     return _resolve(name, sources, label, without)
 
 
@@ -146,7 +152,7 @@ def _resolve(
     name: str, sources: list[tuple[str, dict[str, Any]]], label: str, without: Sequence[str]
 ) -> Recipe:
     """Merge the sources, resolve interpolations, check the sections, leave callbacks out."""
-    together = reduce(_merge, (values for _, values in sources))
+    together = reduce(merge, (values for _, values in sources))
     merged = _plain(label, lambda: OmegaConf.create(together), resolve=True)
     recipe = Recipe(name, merged, tuple(sources))
     _check_sections(recipe)
@@ -159,8 +165,7 @@ def _read_chain(path: Path, children: tuple[Path, ...]) -> Iterator[tuple[str, d
     real = path.resolve()
     if real in children:
         raise UserError(f"{path}: extends itself through {children[-1]}")
-    text = read_text(path)
-    values = _plain(f"{path}: not readable as YAML", lambda: _parse(text))
+    values = read_mapping(path)
     parent = values.pop("extends", None)
     if parent is not None:
         if not isinstance(parent, str):
@@ -173,12 +178,12 @@ def _read_chain(path: Path, children: tuple[Path, ...]) -> Iterator[tuple[str, d
     yield str(path), values
 
 
-def _merge(below: Any, above: Any) -> Any:
+def merge(below: Any, above: Any) -> Any:
     """Mappings are merged key by key; anything else is replaced."""
     if not (isinstance(below, dict) and isinstance(above, dict)):
         return above
     merged = {
-        key: _merge(below[key], value)
+        key: merge(below[key], value)
         if key in below and not _other_task(key, below[key], value)
         else value
         for key, value in above.items()
@@ -229,7 +234,8 @@ def _escaped(value: Any) -> Any:
     return INTERPOLATION.sub(r"\1\1\\${", value) if isinstance(value, str) else value
 
 
-def _parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
+def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
+    """What ``key.subkey=value`` says, as nested mappings; UserError where one is malformed."""
     for override in overrides:
         key, equals, value = override.partition("=")
         if not equals or not key.strip() or any(not part for part in key.split(".")):

@@ -4,7 +4,17 @@ import sys
 
 import typer
 
-from lightning_qrl.cli import ablate, compare, doctor, fit, inspect, plan, recipes, sensitivity
+from lightning_qrl.cli import (
+    ablate,
+    compare,
+    doctor,
+    fit,
+    inspect,
+    plan,
+    recipes,
+    sensitivity,
+    simulate,
+)
 from lightning_qrl.errors import UserError
 
 app = typer.Typer(
@@ -21,6 +31,7 @@ app.command("compare")(compare.compare)
 app.command("plan")(plan.plan)
 app.command("inspect")(inspect.inspect)
 app.command("sensitivity")(sensitivity.sensitivity)
+app.command("simulate", cls=simulate.Simulate)(simulate.simulate)
 app.command("doctor")(doctor.doctor)
 app.add_typer(recipes.app, name="recipes")
 

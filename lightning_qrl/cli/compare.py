@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from lightning_qrl.cli.options import check_file
 from lightning_qrl.errors import UserError, first_line
 
 if TYPE_CHECKING:
@@ -115,9 +116,5 @@ def _check(file: Path | None, threshold: float | None) -> None:
     """Fail before anything is read."""
     if threshold is not None and not math.isfinite(threshold):
         raise UserError(f"--threshold must be a finite number, got {threshold}")
-    if file is None:
-        return
-    if file.suffix != ".html":
-        raise UserError(f"--html {file}: its name must end in .html")
-    if not file.parent.is_dir():
-        raise UserError(f"--html {file} cannot be written: there is no folder {file.parent}")
+    if file is not None:
+        check_file("--html", file, ".html")

@@ -1,17 +1,14 @@
 """The reference model over a grid of settings."""
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from itertools import product
-from multiprocessing import get_context
 from typing import Any
 
 from lightning_qrl.simulator.reference import simulate
 from lightning_qrl.simulator.settings import Settings
 from lightning_qrl.simulator.summary import Summary, summarize
 
-WORTH_A_PROCESS = 64  # runs: starting one takes as long as some twenty
 Outcome = tuple[Summary, tuple[str, ...]]
 
 
@@ -48,30 +45,16 @@ def grid(common: Mapping[str, Any], axes: Mapping[str, Sequence[Any]]) -> list[S
 
 
 def sweep(
-    settings: Sequence[Settings],
-    axes: Sequence[str],
-    run: Callable[[Settings], Outcome],
-    *,
-    processes: int = 1,
+    settings: Sequence[Settings], axes: Sequence[str], run: Callable[[Settings], Outcome]
 ) -> list[Point]:
     """Run each.
 
     Args:
         settings: of the runs.
         axes: names of the settings that vary.
-        run: gives the summary of one, and notes on it; for several processes it can be pickled.
-        processes: at one time, at most; few runs are not worth another one.
+        run: gives the summary of one, and notes on it.
     """
-    needed = min(processes, len(settings) // WORTH_A_PROCESS)
-    if needed > 1:
-        with ProcessPoolExecutor(needed, get_context("spawn")) as pool:
-            outcomes = list(pool.map(run, settings, chunksize=WORTH_A_PROCESS // 4))
-    else:
-        outcomes = [run(one) for one in settings]
-    return [
-        Point(tuple(getattr(one, axis) for axis in axes), one, *outcome)
-        for one, outcome in zip(settings, outcomes, strict=True)
-    ]
+    return [Point(tuple(getattr(one, axis) for axis in axes), one, *run(one)) for one in settings]
 
 
 def of_reference(settings: Settings) -> Outcome:

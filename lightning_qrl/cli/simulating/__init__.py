@@ -1,0 +1,1 @@
+"""The ways of `qrl simulate`: the reference model, a cluster, a calibration; each loads its own."""
