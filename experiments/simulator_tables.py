@@ -11,7 +11,7 @@ from itertools import groupby
 from pathlib import Path
 
 import numpy as np
-from simulator import COMMON, STEPS, VALIDATION
+from simulator_grid import COMMON, STEPS, VALIDATION
 
 from lightning_qrl.reports.calibration import METRICS, calibration_text, observed
 from lightning_qrl.simulator.calibrated import Calibration, ObservedRun, calibrate, predict

@@ -31,17 +31,17 @@ def test_every_run_has_a_name_of_its_own_and_a_recipe(modules, tmp_path):
 
 
 def test_every_setting_of_asynchrony_is_one_that_the_trainer_takes(modules):
-    simulator, _ = modules
-    assert len(simulator.VALIDATION) >= 6
-    for knobs in simulator.VALIDATION.values():
+    _, tables = modules
+    assert len(tables.VALIDATION) >= 6
+    for knobs in tables.VALIDATION.values():
         check_reach(Asynchrony(**knobs), groups=8, updates=1)
 
 
 @pytest.mark.parametrize("name", ["constant", "rare_sync", "strict", "deep_queue"])
 def test_a_prediction_is_that_of_the_trainers_own_schedule(modules, name):
     """The schedule that the trainer runs on, over other seeds: an oracle without a trainer."""
-    simulator, tables = modules
-    knobs = simulator.VALIDATION[name]
+    _, tables = modules
+    knobs = tables.VALIDATION[name]
     made = tables.pooled([tables.predicted_flow(o, name) for o in tables.predictions(knobs)])
     asynchrony, lags, discarded = Asynchrony(**knobs), Counter(), 0
     for seed in range(10):
