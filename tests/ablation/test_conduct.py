@@ -161,6 +161,14 @@ def test_what_the_disk_refuses_is_one_line_and_the_parent_has_failed(uri):
     assert [parent.info.status for parent in parents(uri)] == ["FAILED"]
 
 
+@pytest.fixture(autouse=True)
+def _not_under_nohup():
+    """Tests that run under nohup would ignore what these send."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_stops_it(uri, capfd, number):
     assert run(uri, 2, number) == (128 + number, [("full", 0)])
