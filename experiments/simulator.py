@@ -88,13 +88,17 @@ def run_all(wanted: list[Job], at_once: int) -> None:
 
 def finished(out: Path) -> set[tuple[str, str]]:
     """Experiments and names of the runs that are there."""
+    from lightning_qrl.errors import UserError
     from lightning_qrl.tracking.notebook import select_runs
 
     if not (out / "mlflow.db").exists():
         return set()
     there = set()
     for experiment in STEPS:
-        runs = select_runs(uri(out), [experiment]).read([])
+        try:
+            runs = select_runs(uri(out), [experiment]).read([])
+        except UserError:  # none of it has begun
+            continue
         there |= {(experiment, run.name) for run in runs if run.status == "FINISHED"}
     return there
 

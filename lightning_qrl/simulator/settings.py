@@ -1,11 +1,12 @@
 """What can be set in the reference model, and the presets that recipes stand for."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from types import MappingProxyType
 from typing import Any, get_args, get_type_hints
 
 from lightning_qrl.simulator.constants import Backward, Horizon, Precision
+from lightning_qrl.simulator.words import plain
 
 LIMITS = {
     "max_staleness": (0, 1000),
@@ -17,10 +18,7 @@ LIMITS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """A run of the reference model.
-
-    Without effect in BF16: ``backward``, ``bf16_tail``, ``shared_experts``; outside of FP4:
-    ``four_over_six``.
+    """A run of the reference model; `idle` says which settings are without effect.
 
     Attributes:
         precision: of the forward pass, in sampler and trainer.
@@ -53,21 +51,44 @@ class Settings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        types = get_type_hints(Settings)
+        types = get_type_hints(type(self))
         for item in fields(self):
             _check(item.name, getattr(self, item.name), types[item.name])
+
+    def shown(self) -> dict[str, Any]:
+        """What is said of them, by name."""
+        return asdict(self)
 
 
 def _check(name: str, value: Any, kind: Any) -> None:
     if choices := get_args(kind):
         if value not in choices:
-            raise ValueError(f"{name} is {' or '.join(choices)}, got {value}")
+            raise ValueError(f"{name} is {' or '.join(choices)}, got {plain(value)}")
     elif type(value) is not kind:
         raise ValueError(f"{name} is {'true or false' if kind is bool else 'a whole number'}, "
-                         f"got {value}")  # fmt: skip
+                         f"got {plain(value)}")  # fmt: skip
     elif name in LIMITS and not LIMITS[name][0] <= value <= LIMITS[name][1]:
         least, most = LIMITS[name]
-        raise ValueError(f"{name} must be at least {least} and at most {most}, got {value}")
+        raise ValueError(f"{name} must be at least {least} and at most {most}, got {plain(value)}")
+
+
+_PLAIN = "bf16 quantizes nothing"
+_SCALES = "only fp4 has two scales"
+IDLE: Mapping[Precision, Mapping[str, str]] = MappingProxyType(
+    {
+        "bf16": MappingProxyType(
+            {"backward": _PLAIN, "bf16_tail": _PLAIN, "shared_experts": _PLAIN,
+             "four_over_six": _SCALES}
+        ),
+        "fp8": MappingProxyType({"four_over_six": _SCALES}),
+        "fp4": MappingProxyType({}),
+    }
+)  # fmt: skip
+
+
+def idle(settings: Settings) -> Mapping[str, str]:
+    """Which settings have no effect beside the others, whatever their value: why, by key."""
+    return IDLE[settings.precision]
 
 
 _FP4 = {"precision": "fp4", "bf16_tail": False}

@@ -7,6 +7,9 @@ from types import MappingProxyType
 REACH: Mapping[str, int] = MappingProxyType(
     {"max_staleness": 8, "batch": 32, "samplers": 16, "seed": 20}
 )
+"""How far the sliders go, where the page does not start with more."""
+LARGEST: Mapping[str, int] = MappingProxyType({"max_staleness": 16, "batch": 64, "samplers": 32})
+"""What the page can draw, and run again while a slider moves; any seed is as fast."""
 
 
 @dataclass(frozen=True)

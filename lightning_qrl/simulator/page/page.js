@@ -2,11 +2,13 @@
 
 const $ = (id) => document.getElementById(id);
 const form = $("controls");
-const pictures = ["timeline", "mismatch", "drift", "reward"].map($);
+const pictures = ["strip", "timeline", "mismatch", "drift", "reward"].map($);
 const DIGITS = { final_reward: 3, final_drift: 2, mean_staleness: 2, quantization_floor: 4 };
-const CAPS = Math.min(8, PAGE.specs.find(({ key }) => key === "max_staleness").most);
+const CAP_MOST = PAGE.specs.find(({ key }) => key === "max_staleness").most;
+const CAPS = Math.min(8, CAP_MOST);
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
+const narrow = matchMedia("(max-width: 40rem)");
 const now = { settings: { ...PAGE.start }, trace: null, summary: null, caps: [], time: Infinity, playing: false, held: null };
 
 const model = (settings) => simulate(settings, PAGE.constants);
@@ -38,12 +40,12 @@ function showControls() {
     else input.value = value;
     const control = form.querySelector(`[data-key="${key}"]`);
     if (!choices) control.querySelector("output").value = value;
-    const idle = whyIdle(key, now.settings, PAGE.constants);
-    control.classList.toggle("idle", idle !== "");
+    const idle = whyIdle(key, now.settings);
+    control.classList.toggle("idle", idle !== undefined);
     const about = $(`${key}-about`);
-    about.textContent = idle || about.dataset.about;
+    about.textContent = idle ? `No effect: ${idle}.` : about.dataset.about;
   }
-  const plan = (settings) => PAGE.plan.filter((key) => !whyIdle(key, settings, PAGE.constants));
+  const plan = (settings) => PAGE.plan.filter((key) => !whyIdle(key, settings));
   for (const button of document.querySelectorAll("button[data-preset]")) {
     const preset = PAGE.presets[button.dataset.preset].settings;
     const pressed = plan(preset).every((key) => preset[key] === now.settings[key]);
@@ -66,6 +68,7 @@ function rerun(settings) {
   $("command").textContent = commandOf(settings);
   $("link").textContent = location.href.split("#")[0] + toHash(settings);
   draw();
+  showSteps();
   announce();
 }
 
@@ -134,18 +137,18 @@ function showOutcome() {
   $("outcome").classList.toggle("none", summary.why_no_step !== null);
 }
 
-const announce = later(700, () => {
-  const { optimizer_steps, final_reward, final_drift, diverged_at_step, why_no_step } = now.summary;
-  const verdict = diverged_at_step === null ? "stable" : `diverged at step ${diverged_at_step}`;
-  const numbers = `${optimizer_steps} steps, reward ${fixed(final_reward, 3)}, drift ${fixed(final_drift, 2)}`;
-  $("said").textContent = why_no_step ?? `${numbers}, ${verdict}`;
-});
+const announce = later(700, () => ($("said").textContent = outcomeWords(now.summary)));
+
+/** The table of steps, where it is open. */
+function showSteps() {
+  if ($("steps").open) $("steps").querySelector("tbody").innerHTML = stepRows(now.trace);
+}
 
 // ---- pictures
 
 let lanes = null;
 let room = null; // px: asking for them while the page changes would lay it out once more each time
-const measure = () => (room = { width: pictures[0].clientWidth, caps: $("caps").clientWidth });
+const measure = () => (room = { width: $("timeline").clientWidth, caps: $("caps").clientWidth });
 const above = (value, stops) => stops.find((stop) => stop >= value) ?? value;
 
 function draw() {
@@ -166,10 +169,12 @@ function draw() {
   const rest = summary.drift_plateau;
   const limit = learning.divergence;
   const drifts = [1.4, 2.8, 4].map((factor) => factor * limit);
+  const most = above(1.02 * Math.max(peak("drift"), limit), drifts);
+  drawStrip($("strip"), trace, width, most, limit);
   drawPanel($("drift"), trace, width, {
-    most: above(1.02 * Math.max(peak("drift"), limit), drifts),
+    most,
     lines: [
-      { at: limit, kind: "limit", name: `critical ${limit}` },
+      { at: limit, kind: "limit", name: `diverges above ${limit}` },
       ...(rest === null || !trace.steps.length ? [] : [{ at: rest, kind: "rest" }]),
     ],
     line: (step) => step.drift,
@@ -185,10 +190,9 @@ function draw() {
     held,
   });
   showNotes();
-  const { most } = PAGE.specs.find(({ key }) => key === "max_staleness");
   drawCaps($("caps"), now.caps, settings.max_staleness, {
     width: room.caps,
-    most,
+    most: CAP_MOST,
     ceiling: learning.reward_ceiling,
   });
   showTime();
@@ -197,14 +201,16 @@ function draw() {
 function showNotes() {
   const { trace, summary } = now;
   const { mean_effective: mean, critical_effective: critical, drift_plateau: rest } = summary;
-  const limit = Number.isFinite(critical) ? `critical ${fixed(critical, 4)}` : "none is critical";
-  const against = `effective mismatch ${fixed(mean, 4)}, ${limit}`;
+  const against = `effective mismatch ${fixed(mean, 4)}, critical ${fixed(critical, 4)}`;
   $("drift-note").textContent = trace.steps.length
     ? `${against}: ${rest === null ? "no fixed point" : `fixed point ${fixed(rest, 2)} (dashed)`}`
     : "";
   $("drift-note").classList.toggle("lost", rest === null);
   $("mismatch-note").textContent = `floor ${fixed(trace.floor, 4)} (dashed)`;
   $("why").textContent = trace.why_no_step ?? "";
+  for (const [id, words] of Object.entries(pictureWords(trace, summary, now.caps))) {
+    $(id).setAttribute("aria-label", words);
+  }
 }
 
 // ---- the link, and what Python said
@@ -213,9 +219,7 @@ function openLink() {
   const { settings, problems } = fromHash(location.hash);
   rerun(settings);
   $("problem").hidden = problems.length === 0;
-  $("problem").textContent = problems.length
-    ? `Not all of the link can be: ${problems.join("; ")}. The rest of it holds.`
-    : "";
+  $("problem").textContent = problemWords(problems);
 }
 
 /** Run every recipe as Python did, and say whether the two agree. */
@@ -270,6 +274,7 @@ for (const button of document.querySelectorAll("button[data-preset]")) {
   button.addEventListener("click", () => change({ ...now.settings, ...plan }));
 }
 $("hold").addEventListener("click", hold);
+$("steps").addEventListener("toggle", showSteps);
 for (const button of document.querySelectorAll("button[data-copy]")) {
   button.addEventListener("click", () => copy(button));
 }
@@ -287,8 +292,9 @@ const { max_staleness, batch, horizon, samplers, weight_sync, seed } = PAGE.star
 $("system").textContent =
   `cap ${max_staleness}, batch ${batch}, ${horizon} horizon, ${samplers} samplers, ` +
   `weight sync ${weight_sync ? "on" : "off"}, seed ${seed}`;
+if (narrow.matches) $("Precision").open = false; // the recipes set it
 showTheme();
 measure();
-play(false);
 openLink();
+play(false);
 setTimeout(compareWithPython, 0);

@@ -25,13 +25,14 @@ function ticksTo(most, wanted) {
   return Array.from({ length: Math.floor(most / step + 1e-9) + 1 }, (_, number) => number * step);
 }
 
-/** The sum of what is drawn, with a veil over the future and a line at the present. */
-function put(svg, width, height, parts) {
+/** What is drawn, a veil over what is in the future, what it must not hide, and a line at the present. */
+function put(svg, width, height, parts, labels = []) {
   svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
   svg.setAttribute("height", height);
   svg.innerHTML =
     parts.join("") +
     `<rect class="veil" x="${LEFT}" y="0" width="0" height="${height}"/>` +
+    labels.join("") +
     `<line class="present" y1="0" y2="${height}"/>`;
 }
 
@@ -81,17 +82,17 @@ function drawTimeline(svg, trace, width) {
     const parts = stretches(rollout, moves, trace.duration);
     for (const [from, to, versions] of parts) {
       const last = to === parts.at(-1)[1] ? 1 : 0; // a gap to the next rollout
-      behind[Math.min(versions, BEHIND - 1)] += box(x(from), top(rollout.sampler), x(to) - x(from) - last, bar);
+      behind[Math.min(versions, BEHIND - 1)] += box(x(from), top(rollout.sampler), x(to) - x(from) - 1.4 * last, bar);
     }
     if (rollout.fate !== "discarded") continue;
-    gone += box(x(rollout.start), top(rollout.sampler), x(parts.at(-1)[1]) - x(rollout.start) - 1, bar);
+    gone += box(x(rollout.start), top(rollout.sampler), x(parts.at(-1)[1]) - x(rollout.start) - 1.4, bar);
   }
   const idle = Array.from({ length: samplers }, (_, sampler) =>
     box(LEFT, top(sampler), width - LEFT - RIGHT, bar),
   ).join("");
   const every = Math.ceil(12 / lane);
   const names = Array.from({ length: samplers }, (_, sampler) =>
-    sampler % every ? "" : text(LEFT - 6, top(sampler) + bar / 2 + 4, sampler + 1, "end"),
+    sampler % every ? "" : text(LEFT - 6, top(sampler) + bar / 2 + 4, sampler, "end"),
   );
   put(svg, width, trainer + 26 + 18, [
     '<defs><pattern id="hatch" width="5" height="5" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">' +
@@ -104,8 +105,7 @@ function drawTimeline(svg, trace, width) {
     path("gone", gone),
     ...drawQueue(trace, x, queue, batch),
     ...drawTrainer(trace, x, trainer),
-    ...drawTimes(trace, x, trainer + 26, width),
-  ]);
+  ], drawTimes(trace, x, trainer + 26, width));
   return { top, bar, trainer };
 }
 
@@ -164,7 +164,7 @@ function drawTimes(trace, x, top, width) {
 /**
  * One number of every step over time. `lines` are levels, with or without a name; `line` is drawn
  * through the steps and `dots` on them: both give a step's number. `marks` tells of a kick. `held` is
- * another run, whose dots are drawn as a line.
+ * another run, with a line of its own.
  */
 function drawPanel(svg, trace, width, { most, lines = [], line, dots, marks = () => false, held }) {
   const height = 112;
@@ -189,20 +189,34 @@ function drawPanel(svg, trace, width, { most, lines = [], line, dots, marks = ()
     ...ticksTo(most, 3).map((tick) => path("grid", `M${LEFT} ${y(tick)}H${width - RIGHT}`) +
         text(LEFT - 6, y(tick) + 4, Number(tick.toPrecision(3)), "end tick")),
     ...lines.map(({ at, kind }) => (at <= most ? path(kind, `M${LEFT} ${y(at)}H${width - RIGHT}`) : "")),
-    path("held", drawn(dots, held?.trace.steps.filter(({ start }) => start < trace.duration) ?? [])),
+    path("held", drawn(line, held?.trace.steps.filter(({ start }) => start < trace.duration) ?? [])),
     path("line", drawn(line, steps)),
     path("dots", onSteps(false)),
     path("dots late", onSteps(true)),
     path("kick", kicks.join("")),
-    ...lines.map(({ at, name }) => (name && at <= most ? text(LEFT + 5, y(at) - 4, name, "haloed") : "")),
-  ]);
+  ], lines.map(({ at, name }) => (name && at <= most ? text(LEFT + 5, y(at) - 4, name, "haloed") : "")));
+}
+
+/** Steps and drift, thin: what stays in sight over the controls where the screen is narrow. */
+function drawStrip(svg, trace, width, most, limit) {
+  const { steps, diverged_at_step: diverged } = trace;
+  const x = scaleOf(trace.duration, width);
+  const y = (value) => px(34 - (Math.min(value, most) / most) * 32);
+  const bars = steps.map(({ start, end }) => box(x(start), 38, x(end) - x(start) - 1, 6));
+  const from = diverged ?? steps.length;
+  put(svg, width, 48, [
+    path("limit", `M${LEFT} ${y(limit)}H${width - RIGHT}`),
+    path("line", steps.map((step, number) => `${number ? "L" : "M"}${px(x(step.end))} ${y(step.drift)}`).join("")),
+    path("step", bars.slice(0, from).join("")),
+    path("late", bars.slice(from).join("")),
+  ], [text(LEFT - 6, 23, "drift", "end tick"), text(LEFT - 6, 45, "steps", "end tick")]);
 }
 
 /** Final reward at each cap, above the stops of the slider. */
 function drawCaps(svg, runs, cap, { width, most, ceiling }) {
   const inset = 8; // half of the slider's thumb
   const step = (width - 2 * inset) / Math.max(1, most);
-  const bar = Math.min(18, step * 0.66);
+  const bar = Math.min(15, step * 0.66);
   const bars = runs.map((run, number) => {
     const height = Math.max(1.5, (run.final_reward / ceiling) * 34);
     const kind = run.diverged_at_step === null ? "stable" : "lost";

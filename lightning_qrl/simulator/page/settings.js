@@ -1,5 +1,7 @@
 // Settings as text: from and to a link, as a command, and which of them have an effect.
 
+const TOLD = 3; // problems of a link that are spelled out
+
 /** The value that a text stands for; throws what is wrong with it. */
 function readValue(spec, text) {
   const { key, choices, least, most } = spec;
@@ -18,20 +20,31 @@ function readValue(spec, text) {
 
 const shortened = (text) => (text.length > 24 ? `${text.slice(0, 24)}…` : text || "nothing");
 
-/** A link's part after the # -> settings, and what was wrong with it in words. */
+/** A link's part after the # -> settings, and what was wrong with it in words, each said once. */
 function fromHash(hash) {
   const settings = { ...PAGE.start };
-  const problems = [];
+  const problems = new Set();
+  const seen = new Set();
   for (const [key, text] of new URLSearchParams(hash.replace(/^#/, ""))) {
     const spec = PAGE.specs.find((one) => one.key === key);
     try {
       if (!spec) throw new Error(`${shortened(key)} is no setting`);
+      if (seen.has(key)) problems.add(`${key} is given more than once, and the last value counts`);
+      seen.add(key);
       settings[key] = readValue(spec, text);
     } catch (error) {
-      problems.push(error.message);
+      problems.add(error.message);
     }
   }
-  return { settings, problems };
+  return { settings, problems: [...problems] };
+}
+
+/** What was wrong with a link, in a line. */
+function problemWords(problems) {
+  if (!problems.length) return "";
+  const told = problems.slice(0, TOLD).join("; ");
+  const more = problems.length - TOLD;
+  return `In this link ${told}${more > 0 ? `; and ${more} more problems` : ""}. Everything else in it is used.`;
 }
 
 const toHash = (settings) => `#${new URLSearchParams(Object.entries(settings))}`;
@@ -42,16 +55,5 @@ function commandOf(settings) {
   return ["qrl simulate", ...given.map((key) => `${key}=${settings[key]}`)].join(" ");
 }
 
-/** Why a setting has no effect beside the others; an empty text where it has one. */
-function whyIdle(key, settings, constants) {
-  const { precision } = settings;
-  if (key === "four_over_six" && precision !== "fp4") return "No effect outside of FP4.";
-  if (precision === "bf16" && (key === "bf16_tail" || key === "shared_experts")) {
-    return "No effect: all of it is BF16.";
-  }
-  const { high_precision, dequantized } = constants.times.step_factor[precision];
-  if (key === "backward" && precision === "bf16" && high_precision === dequantized) {
-    return "No effect: nothing was quantized.";
-  }
-  return "";
-}
+/** Why a setting has no effect beside the others, as Python's `idle` has it; undefined where it has one. */
+const whyIdle = (key, { precision }) => PAGE.idle[precision][key];

@@ -7,27 +7,33 @@ function showTime() {
   for (const picture of pictures) movePresent(picture, room.width, x);
   $("time").value = time;
   $("clock").value = `${fixed(time, 1)} of ${trace.duration}`;
-  $("now").innerHTML = momentOf(trace, Math.min(time, trace.duration - PAGE.constants.times.tick));
+  const moment = momentOf(trace, time);
+  $("now").innerHTML = moment.map((part) => `<span>${part}</span>`).join("");
+  if (now.playing) return; // a reader would say every frame
+  const [, , trainer, , so] = moment.map((part) => part.replace(/<[^>]*>/g, ""));
+  $("time").setAttribute("aria-valuetext", `${$("clock").value}, ${trainer}, ${so}`);
 }
 
-/** What goes on at a time, in a line. */
-function momentOf({ settings, rollouts, steps, broadcasts, duration }, time) {
+/** What goes on at a time, in a few parts; at the end, with the numbers of the outcome. */
+function momentOf({ settings, rollouts, steps, broadcasts, duration }, at) {
+  const over = at >= duration;
+  const time = Math.min(at, duration - PAGE.constants.times.tick);
   const during = ({ start, end }) => start <= time && time < end;
   const busy = rollouts.filter((one) => one.start <= time && time < endOf(one, duration)).length;
   const queued = rollouts.filter((one) => one.queued !== null && one.queued <= time && time < (one.left ?? Infinity));
   const step = steps.findIndex(during);
   const done = steps.filter((one) => one.end <= time);
   const sends = broadcasts.some(during);
-  const trainer = step >= 0 ? `step ${step}` : sends ? "weights on their way" : "waits";
-  const last = done.at(-1);
-  const so = last ? `drift <b>${fixed(last.drift, 2)}</b>, reward <b>${fixed(last.reward, 3)}</b>` : "no step yet";
+  const trainer = step >= 0 ? `step ${step}${over ? ", cut" : ""}` : sends ? "weights on their way" : "waits";
+  const last = over ? steps.length - 1 : done.length - 1;
+  const so = last < 0 ? "no step yet" : `after step ${last}: drift <b>${fixed(steps[last].drift, 2)}</b>, reward <b>${fixed(steps[last].reward, 3)}</b>`;
   return [
-    `<span>samplers: <b>${busy}</b> of ${settings.samplers} write</span>`,
-    `<span>queue: <b>${queued.length}</b>, batch ${settings.batch}</span>`,
-    `<span>trainer: <b>${trainer}</b></span>`,
-    `<span>weights: version <b>${done.length}</b></span>`,
-    `<span>${so}</span>`,
-  ].join("");
+    `samplers: <b>${busy}</b> of ${settings.samplers} write`,
+    `queue: <b>${queued.length}</b>, batch ${settings.batch}`,
+    `trainer: <b>${trainer}</b>`,
+    `weights: version <b>${done.length}</b>`,
+    so,
+  ];
 }
 
 function seek(time) {
@@ -51,6 +57,7 @@ function play(on) {
     if (now.time >= now.trace.duration) play(false);
     else requestAnimationFrame(frame);
   };
+  if (!on) showTime();
   const run = {}; // a later call of play ends this one
   now.run = run;
   if (on) requestAnimationFrame(frame);
@@ -78,16 +85,6 @@ function underPointer(event) {
   );
   return under ? rolloutWords(under) : "";
 }
-
-function rolloutWords({ sampler, start, end, version, fate, step, versions }) {
-  const came = { consumed: `taken by step ${step}`, discarded: "discarded: too old", queued: "still queued at the end", running: "cut by the end" }[fate];
-  const weights = versions.length > 1 ? `versions ${versions[0][1]} to ${versions.at(-1)[1]}, mean ${fixed(version, 2)}` : `version ${fixed(version, 0)}`;
-  return `sampler ${sampler + 1}, ${fixed(start, 1)} to ${fixed(end, 1)}, weights ${weights}; ${came}`;
-}
-
-const stepWords = ({ staleness, mismatch, drift, reward, kick }, number) =>
-  `step ${number}: ${fixed(staleness, 2)} versions behind, mismatch ${fixed(mismatch, 4)}, ` +
-  `drift ${fixed(drift, 2)}${kick ? ` (kick ${kick})` : ""}, reward ${fixed(reward, 3)}`;
 
 function showTip(event, words) {
   const tip = $("tip");

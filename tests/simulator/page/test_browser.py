@@ -1,25 +1,18 @@
 """The page in a Chromium: every control moved, and what it then says against Python."""
 
-import re
-import shutil
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
 import pytest
 
-from lightning_qrl.simulator.page import write_page
 from lightning_qrl.simulator.page.values import plain
 from lightning_qrl.simulator.reference import simulate
-from lightning_qrl.simulator.settings import PRESETS, Settings
-from lightning_qrl.simulator.summary import summarize
+from lightning_qrl.simulator.settings import PRESETS, Settings, idle
+from tests.helpers.simulator_page import move, shown, until, wanted
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: [page]")
 pytestmark = pytest.mark.slow
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 MOVES: dict[str, tuple[Any, ...]] = {
     "precision": ("bf16", "fp8", "fp4"),
     "backward": ("high_precision", "dequantized"),
@@ -33,85 +26,6 @@ MOVES: dict[str, tuple[Any, ...]] = {
     "weight_sync": (True, False),
     "seed": (1, 20, 0),
 }
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with sync_api.sync_playwright() as playwright:
-        found = next(filter(None, map(shutil.which, BROWSERS)), None)
-        own = playwright.chromium.executable_path
-        executable = found or (own if Path(own).exists() else None)
-        if executable is None:
-            pytest.skip("no Chromium on this machine: playwright install chromium")
-        chromium = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox"])
-        yield chromium
-        chromium.close()
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    write_page(tmp_path / "page.html")
-    return tmp_path / "page.html"
-
-
-@pytest.fixture
-def page(browser, file) -> Iterator[Any]:
-    """The page, opened; it may load nothing else, and must not complain."""
-    context = browser.new_context(viewport={"width": 1280, "height": 900})
-    page = context.new_page()
-    requests: list[str] = []
-    complaints: list[str] = []
-    page.on("request", lambda request: requests.append(request.url))
-    page.on("console", lambda message: complaints.append(message.text))
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.goto(file.as_uri())
-    yield page
-    context.close()
-    assert {url.partition("#")[0] for url in requests} - {"data:,"} == {file.as_uri()}
-    assert not complaints
-
-
-def move(page: Any, key: str, value: Any) -> None:
-    """Set a control as a person does: an event, not an assignment."""
-    if isinstance(value, bool):
-        page.locator(f"#{key}").set_checked(value)
-    elif isinstance(value, str):
-        page.locator(f"input[name={key}][value={value}]").check(force=True)
-    else:
-        page.locator(f"#{key}").fill(str(value))
-
-
-def until(page: Any, holds: str) -> None:
-    """Wait for what JavaScript says; the page's policy bars playwright's own way to."""
-    for _ in range(600):
-        if page.evaluate(holds):
-            return
-        page.wait_for_timeout(50)
-    raise AssertionError(f"never came: {holds}")
-
-
-def shown(page: Any) -> dict[str, str]:
-    return page.evaluate(
-        "() => Object.fromEntries([...document.querySelectorAll('#outcome dd[data-outcome]')]"
-        ".map((cell) => [cell.dataset.outcome, cell.textContent]))"
-    )
-
-
-def wanted(settings: Settings) -> dict[str, str]:
-    trace = simulate(settings)
-    of = summarize(trace)
-    verdict = "stable" if of.diverged_at_step is None else f"diverged at {of.diverged_at_step}"
-    return {
-        "final_reward": f"{of.final_reward:.3f}",
-        "verdict": "no step" if of.why_no_step else verdict,
-        "final_drift": f"{of.final_drift:.2f}",
-        "optimizer_steps": str(of.optimizer_steps),
-        "mean_staleness": f"{of.mean_staleness:.2f}",
-        "discarded": str(of.discarded),
-        "quantization_floor": f"{of.quantization_floor:.4f}",
-        "sampler_utilization": f"{100 * trace.sampler_utilization:.0f}%",
-        "trainer_utilization": f"{100 * trace.trainer_utilization:.0f}%",
-    }
 
 
 def test_every_control_gives_what_python_gives(page):
@@ -199,6 +113,20 @@ def test_a_bad_link_says_what_is_wrong_and_keeps_the_rest(page, file, given, sai
     assert page.locator("#problem").is_hidden()
 
 
+def test_a_link_full_of_problems_is_told_in_a_line(page, file):
+    page.goto(f"{file.as_uri()}#{'&'.join(f'k{n}=1' for n in range(3000))}&batch=4&batch=8")
+    said = page.locator("#problem").text_content()
+    assert said.startswith(
+        "In this link k0 is no setting; k1 is no setting; k2 is no setting; and 2998"
+    )
+    assert page.locator("#problem").bounding_box()["height"] < 60
+    page.goto(f"{file.as_uri()}#batch=4&batch=16&batch=8")
+    said = page.locator("#problem").text_content()
+    assert "batch is given more than once, and the last value counts" in said
+    assert said.count("batch") == 1
+    assert shown(page) == wanted(Settings(batch=8))
+
+
 def test_a_link_pasted_into_an_open_page_is_followed(page):
     page.evaluate("location.hash = '#precision=bf16&samplers=2'")
     until(page, "document.querySelector('#samplers').value === '2'")
@@ -260,22 +188,31 @@ def test_the_moment_is_that_of_the_trace(page):
         writing = sum(one.start <= time < (one.queued or one.end) for one in trace.rollouts)
         assert f"version {done}" in said
         assert f"samplers: {writing} of 4 write" in said
+        spoken = page.locator("#time").get_attribute("aria-valuetext")
+        assert spoken.startswith(f"{time:.1f} of 66, trainer: ")
+        drift = f"drift {trace.steps[done - 1].drift:.2f}" if done else "no step yet"
+        assert drift in said
+        assert drift in spoken
 
 
-def test_controls_without_effect_say_so(page):
-    def idle() -> dict[str, str]:
-        return {
+def test_at_the_end_the_moment_is_the_outcome(page):
+    for cap in (0, 2, 5):
+        move(page, "max_staleness", cap)
+        of = wanted(Settings(max_staleness=cap))
+        last = int(of["optimizer_steps"]) - 1
+        said = page.locator("#now").text_content()
+        assert f"after step {last}: drift {of['final_drift']}, reward {of['final_reward']}" in said
+
+
+def test_controls_without_effect_say_why(page):
+    for precision in ("bf16", "fp8", "fp4"):
+        move(page, "precision", precision)
+        said = {
             control.get_attribute("data-key"): control.locator(".about").text_content()
             for control in page.locator(".idle").all()
         }
-
-    move(page, "precision", "bf16")
-    assert list(idle()) == ["backward", "bf16_tail", "shared_experts", "four_over_six"]
-    assert all(text.startswith("No effect") for text in idle().values())
-    move(page, "precision", "fp8")
-    assert list(idle()) == ["four_over_six"]
-    move(page, "precision", "fp4")
-    assert idle() == {}
+        why = idle(Settings(precision=precision))
+        assert said == {key: f"No effect: {reason}." for key, reason in why.items()}
 
 
 def test_a_run_without_a_step_says_why(page, file):
@@ -285,53 +222,3 @@ def test_a_run_without_a_step_says_why(page, file):
     )
     assert page.locator("#why").text_content() == simulate(settings).why_no_step
     assert shown(page) == wanted(settings)
-
-
-@pytest.mark.parametrize("width", [360, 640, 860, 1000, 1280])
-def test_everything_has_room_at_any_width(page, width):
-    page.set_viewport_size({"width": width, "height": 800})
-    page.locator("button[data-preset=fp4_naive]").click()
-    page.wait_for_timeout(200)
-    assert page.evaluate("document.documentElement.scrollWidth") == width
-    cut = page.evaluate(
-        "() => [...document.querySelectorAll('#outcome dt, #outcome dd[data-outcome]')]"
-        ".filter((cell) => cell.scrollWidth > cell.clientWidth).map((cell) => cell.textContent)"
-    )
-    assert cut == []
-
-
-def test_numbers_change_and_nothing_moves(page):
-    def places() -> list[Any]:
-        return page.evaluate(
-            "() => ['controls', 'timeline', 'mismatch', 'drift', 'reward', 'command', 'presets']"
-            ".map((id) => document.getElementById(id).getBoundingClientRect().top)"
-        )
-
-    before = places()
-    for key, value in {"precision": "fp4", "samplers": 16, "max_staleness": 8, "batch": 1,
-                       "backward": "high_precision", "weight_sync": True}.items():  # fmt: skip
-        move(page, key, value)
-        assert places() == before, key
-
-
-def test_both_themes_change_the_paper(page):
-    def paper() -> str:
-        return page.evaluate("getComputedStyle(document.body).backgroundColor")
-
-    light = paper()
-    page.locator("input[name=theme][value=dark]").check(force=True)
-    dark = paper()
-    assert (light, dark) == ("rgb(255, 255, 255)", "rgb(20, 23, 27)")
-    page.emulate_media(color_scheme="dark")
-    assert paper() == dark
-    page.locator("input[name=theme][value=light]").check(force=True)
-    assert paper() == light
-
-
-def test_what_is_said_aloud_comes_once_and_late(page):
-    for cap in range(8):
-        move(page, "max_staleness", cap)
-    until(page, "document.querySelector('#said').textContent.includes('steps')")
-    of = summarize(simulate(Settings(max_staleness=7)))
-    said = page.locator("#said").text_content()
-    assert re.fullmatch(rf"{of.optimizer_steps} steps, reward {of.final_reward:.3f}, .*", said)

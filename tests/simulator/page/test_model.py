@@ -1,4 +1,4 @@
-"""The page's model against Python's: V8 runs `model.js`, bare."""
+"""The page's model against Python's: V8 runs it, bare."""
 
 import json
 import math
@@ -32,7 +32,7 @@ Job = tuple[Settings, Constants]
 @pytest.fixture(scope="module")
 def v8() -> MiniRacer:
     racer = MiniRacer()
-    for script in ("model.js", "summary.js"):
+    for script in ("dynamics.js", "model.js", "summary.js"):
         racer.eval((files("lightning_qrl.simulator.page") / script).read_text())
     racer.eval("""const runs = (text) => {
         const { settings, constants } = JSON.parse(text);

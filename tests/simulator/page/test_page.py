@@ -11,11 +11,11 @@ from typing import Any, get_args, get_type_hints
 import pytest
 
 from lightning_qrl.errors import UserError
-from lightning_qrl.simulator.constants import POST
 from lightning_qrl.simulator.page import SCRIPTS, write_page
-from lightning_qrl.simulator.page.controls import GROUPS, PRESET_WORDS
+from lightning_qrl.simulator.page.controls import GROUPS, LARGEST, PRESET_WORDS, REACH
 from lightning_qrl.simulator.page.values import page_values
-from lightning_qrl.simulator.settings import PRESETS, Settings
+from lightning_qrl.simulator.reference import simulate
+from lightning_qrl.simulator.settings import IDLE, LIMITS, PRESETS, Settings, idle
 
 ROOT = Path(__file__).parents[3]
 TABLE = ROOT / "tests" / "simulator" / "simulator_table.json"
@@ -66,7 +66,7 @@ def test_every_placeholder_is_filled(tmp_path):
     assert "{{" not in page
     assert "{%" not in page
     assert page.count("</script") == 1
-    assert json.loads(values_in(page)) == page_values(Settings(), POST)
+    assert json.loads(values_in(page)) == page_values(Settings())
 
 
 def test_no_text_on_the_page_comes_from_outside():
@@ -77,7 +77,7 @@ def test_no_text_on_the_page_comes_from_outside():
             return [text for item in value for text in strings(item)]
         return [value] if isinstance(value, str) else []
 
-    assert all(re.fullmatch(r"\w+", text) for text in strings(page_values(Settings(), POST)))
+    assert all(re.fullmatch(r"[\w ]+", text) for text in strings(page_values(Settings())))
     for name in SCRIPTS:
         script = (files("lightning_qrl.simulator.page") / name).read_text()
         assert not re.search(r"</script|<!--", script, re.IGNORECASE), name
@@ -103,7 +103,7 @@ def test_the_presets_outcomes_are_those_of_the_table():
     rows = [row for row in json.loads(TABLE.read_text())
             if (row["horizon"], row["batch"]) == ("med", 4)]  # fmt: skip
     for cap, sync in {(row["max_staleness"], row["weight_sync"]) for row in rows}:
-        page = page_values(Settings(max_staleness=cap, weight_sync=sync), POST)
+        page = page_values(Settings(max_staleness=cap, weight_sync=sync))
         for row in rows:
             if (row["max_staleness"], row["weight_sync"]) != (cap, sync):
                 continue
@@ -112,19 +112,37 @@ def test_the_presets_outcomes_are_those_of_the_table():
 
 
 def test_the_sliders_reach_what_the_page_starts_with(tmp_path):
-    page = written(tmp_path, Settings(samplers=100, max_staleness=30))
+    page = written(tmp_path, Settings(samplers=32, max_staleness=16, seed=2**31 - 1))
     most = {spec["key"]: spec.get("most") for spec in json.loads(values_in(page))["specs"]}
-    assert most["samplers"] == 100
-    assert most["max_staleness"] == 30
+    assert (most["samplers"], most["max_staleness"], most["seed"]) == (32, 16, 2**31 - 1)
     assert most["batch"] == 32
 
 
-def test_a_page_with_other_constants_says_so(tmp_path):
-    assert "--calibration" not in written(tmp_path)
-    others = replace(POST, learning=replace(POST.learning, feedback=0.0))
-    page = written(tmp_path, Settings(), others)
-    assert "This page has constants of its own" in page
-    assert json.loads(values_in(page))["constants"]["learning"]["feedback"] == 0
+@pytest.mark.parametrize("key", LARGEST)
+def test_more_than_a_page_can_show_is_refused_and_nothing_written(tmp_path, key):
+    assert REACH[key] <= LARGEST[key] < LIMITS[key][1]
+    with pytest.raises(UserError, match=rf"^{key} goes to {LARGEST[key]} on a page, got") as error:
+        write_page(tmp_path / "page.html", Settings(**{key: LARGEST[key] + 1}))
+    assert "\n" not in str(error.value)
+    assert not list(tmp_path.iterdir())
+    write_page(tmp_path / "page.html", Settings(**{key: LARGEST[key]}))
+
+
+def test_why_a_setting_is_idle_comes_from_python(tmp_path):
+    page = json.loads(values_in(written(tmp_path)))
+    assert page["idle"] == {precision: dict(why) for precision, why in IDLE.items()}
+
+
+def test_what_has_no_effect_changes_nothing():
+    """Every key of a precision that is said to be idle, and no other."""
+    other_values = {"backward": "high_precision", "bf16_tail": False, "shared_experts": True,
+                    "four_over_six": True}  # fmt: skip
+    for precision in ("bf16", "fp8", "fp4"):
+        base = Settings(precision=precision)
+        for key, value in other_values.items():
+            other = replace(base, **{key: value})
+            same = replace(simulate(other), settings=base) == simulate(base)
+            assert same == (key in idle(base)), (precision, key)
 
 
 def test_the_same_settings_give_the_same_bytes(tmp_path):
@@ -137,7 +155,18 @@ def test_a_page_that_cannot_be_written_leaves_nothing(tmp_path):
     (tmp_path / "taken").mkdir()
     with pytest.raises(UserError, match="taken cannot be written"):
         write_page(tmp_path / "taken")
-    assert [file.name for file in tmp_path.iterdir()] == ["taken"]
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="cannot be written: Not a directory"):
+        write_page(tmp_path / "file" / "page.html")
+    with pytest.raises(UserError, match="cannot be written: File name too long"):
+        write_page(tmp_path / ("a" * 251 + ".html"))
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["file", "taken"]
+
+
+def test_a_name_as_long_as_can_be_is_written(tmp_path):
+    file = tmp_path / ("a" * 250 + ".html")
+    write_page(file)
+    assert list(tmp_path.iterdir()) == [file]
 
 
 def test_colours_are_those_of_the_comparison_page():
