@@ -54,10 +54,11 @@ class Recipe:
     sources: tuple[tuple[str, dict[str, Any]], ...] = field(repr=False)
 
     def error(self, path: str, message: str) -> UserError:
-        """An error about a dotted key, naming the file that set it last."""
+        """An error about a dotted key, naming what set it last; of one not set, the recipe."""
         parts = [path] if path in self.values else path.split(".")
         says = [label for label, values in self.sources if _has(values, parts)]
-        return UserError(f"{says[-1] if says else self.sources[-1][0]}: {path}: {message}")
+        files = [label for label, _ in self.sources if label != COMMAND_LINE]
+        return UserError(f"{says[-1] if says else files[-1]}: {path}: {message}")
 
     def to_yaml(self) -> str:
         """The resolved recipe as YAML, which is again a recipe."""

@@ -198,3 +198,10 @@ def test_a_recipe_of_the_working_directory_comes_before_a_shipped_one(tmp_path, 
     monkeypatch.chdir(tmp_path)
     Path("base.yaml").write_text("seed: 9")
     assert load_recipe("base").values["seed"] == 9
+
+
+def test_what_nothing_sets_is_the_recipes_fault():
+    recipe = recipe_from_yaml("seed: 1\n", "own", ["grpo={}"], label="own.yaml")
+    assert str(recipe.error("task", "give name")) == "own.yaml: task: give name"
+    assert str(recipe.error("grpo.loss", "no")) == "own.yaml: grpo.loss: no"
+    assert str(recipe.error("grpo", "no")) == "command line: grpo: no"

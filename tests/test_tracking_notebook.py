@@ -90,6 +90,15 @@ def test_histories_are_what_was_logged(store):
         assert found[run]["x"].steps.dtype == np.int64
 
 
+def test_a_metric_without_a_row_has_an_empty_history(store):
+    """A database that was cut off may hold a metric's name and none of its values."""
+    run = store.add("cut", {"x": series(1)})
+    for uri in (store.uri, "http://as.of.a.server"):
+        found = read_histories(store.client, uri, {run: ["gone", "x"]})[run]
+        assert [part.tolist() for part in found["gone"]] == [[], []]
+        assert found["x"].values.tolist() == [1]
+
+
 def test_many_histories_are_what_the_client_gives(store):
     """Over several queries: more rows than are fetched at once."""
     made = {f"m{i}": History(np.arange(400), np.random.default_rng(i).random(400)) for i in (0, 1)}

@@ -28,6 +28,7 @@ class Simulate(TyperCommand):
     @override
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse, with the usual file put in where ``--page`` stands alone."""
+        options.check_once(args)
         return super().parse_args(ctx, options.with_page_file(args))
 
 
@@ -38,6 +39,7 @@ def simulate(
     recipe: options.Recipe = None,
     compare: options.Compare = None,
     sweep: options.Sweep = None,
+    seeds: options.Seeds = None,
     page: options.Page = None,
     calibrate: options.Calibrate = None,
     save: options.Save = None,
@@ -55,9 +57,9 @@ def simulate(
     """
     given = {
         "--calibrate": calibrate, "--cluster": cluster, "--page": page, "--compare": compare,
-        "--sweep": sweep, "--preset": preset, "--recipe": recipe, "--save": save,
-        "--calibration": calibration, "--settings": settings, "--margin": margin is not None,
-        "--format": format is Format.json, "KEY=VALUE": overrides,
+        "--sweep": sweep, "--seeds": seeds is not None, "--preset": preset, "--recipe": recipe,
+        "--save": save, "--calibration": calibration, "--settings": settings,
+        "--margin": margin is not None, "--format": format is Format.json, "KEY=VALUE": overrides,
     }  # fmt: skip
     options.check_together({name for name, value in given.items() if value})
     for option, file, suffix in (("--save", save, ".json"), ("--page", page, ".html")):
@@ -71,10 +73,10 @@ def simulate(
     elif cluster:
         from lightning_qrl.cli.simulating.cluster import show_cluster
 
-        asked = overrides or [], settings, calibration
+        asked = overrides or [], settings, recipe, calibration
         show_cluster(*asked, sweep or [], margin, as_json=as_json)
     else:
         from lightning_qrl.cli.simulating.reference import show
 
         start = preset, recipe, overrides or [], calibration
-        show(start, sweep or [], compare, page, as_json=as_json)
+        show(start, sweep or [], seeds, compare, page, as_json=as_json)

@@ -19,6 +19,7 @@ from lightning_qrl.data import RolloutData
 from lightning_qrl.errors import UserError
 from lightning_qrl.formats import Format
 from lightning_qrl.launch.rehearsal import rehearse
+from lightning_qrl.launch.simulated_rollouts import Rollouts, notes_on_rollouts
 from lightning_qrl.precision import LinearPrecision, Row
 from lightning_qrl.precision.select import PREDICATES, LastFraction, Linears, find_linears
 from lightning_qrl.recipe import load_recipe
@@ -26,6 +27,7 @@ from lightning_qrl.recipe import load_recipe
 FORMATS = {"fp8_e4m3": "fp8", "mxfp8": "fp8", "nvfp4": "fp4"}
 BACKWARDS = ("high_precision", "dequantized")
 TAIL = LastFraction(0.15)
+TWO_FORMATS = "its trainer and its sampler compute in different formats"
 NOT_NEAREST = ("rounding", "hadamard")  # options that change how a format errs
 
 
@@ -39,6 +41,7 @@ class Reading:
         values: settings that follow from it.
         unknown: settings that do not, by their keys, with the reason.
         notes: what it has and the model has not.
+        rollouts: how its samplers and its trainer go together.
     """
 
     name: str
@@ -46,6 +49,7 @@ class Reading:
     values: Mapping[str, Any]
     unknown: Mapping[str, str]
     notes: tuple[str, ...]
+    rollouts: Rollouts
 
     def with_given(self, given: Mapping[str, Any], keys: Collection[str] = ()) -> dict[str, Any]:
         """Its settings, under those that are given.
@@ -57,12 +61,14 @@ class Reading:
         Raises:
             UserError: one that does not follow from the recipe is not given.
         """
-        for key, reason in self.unknown.items():
-            if key not in given and key not in keys:
-                raise UserError(
-                    f"recipe {self.name}: {reason}, which the model does not know; "
-                    f"give the {key} to take for it, as in {key}={EXAMPLES[key]}"
-                )
+        missing = [key for key in self.unknown if key not in given and key not in keys]
+        if missing:
+            reasons = " and ".join(dict.fromkeys(self.unknown[key] for key in missing))
+            example = " ".join(f"{key}={EXAMPLES[key]}" for key in missing)
+            raise UserError(
+                f"recipe {self.name}: {reasons}, which the model does not know; give the "
+                f"{' and the '.join(missing)} to take for it, as in {example}"
+            )
         return {**self.values, **given}
 
 
@@ -94,10 +100,12 @@ def read_recipe(name: str) -> Reading:
     linears = find_linears(run.module.policy.skeleton())
     rows = [row for row in plan.table() if row.layer in linears.decoder]
     quantized = [row for row in rows if row.quantized]
-    rollout = recipe.values.get("rollout", {})
-    values: dict[str, Any] = {"max_staleness": rollout.get("max_staleness", 0)}
+    rollouts = Rollouts.of(run, run.data)
+    values: dict[str, Any] = {"max_staleness": rollouts.asynchrony.max_staleness}
     unknown: dict[str, str] = {}
-    notes = [*_notes_on_training(run, run.data, rollout)]
+    section = recipe.values.get("rollout", {})
+    notes = [*notes_on_rollouts(name, rollouts, section, run.module.engine)]
+    notes += _notes_on_training(run, run.data)
     if quantized:
         _read_formats(quantized, values, unknown)
         _read_layers(rows, linears, values, unknown)
@@ -105,7 +113,7 @@ def read_recipe(name: str) -> Reading:
     else:
         values["precision"] = "bf16"
         notes += _notes_on_16_bits(rows, str(run.trainer_args.get("precision", "32-true")))
-    return Reading(recipe.name, plan.summary(), values, unknown, tuple(notes))
+    return Reading(recipe.name, plan.summary(), values, unknown, tuple(notes), rollouts)
 
 
 def _read_formats(rows: Sequence[Row], values: dict[str, Any], unknown: dict[str, str]) -> None:
@@ -114,7 +122,7 @@ def _read_formats(rows: Sequence[Row], values: dict[str, Any], unknown: dict[str
     weights, activations = ({_format(s, name) for s in sides} for name in ("weight", "activation"))
     names = {None if f is None else f.name for f in weights | activations}
     if any(_forward(row.train) != _forward(row.rollout) for row in rows):
-        unknown["precision"] = "its trainer and its sampler compute in different formats"
+        unknown["precision"] = TWO_FORMATS
     elif len(names) > 1:
         unknown["precision"] = (
             f"its weights are in {_named(weights)}, its activations in {_named(activations)}"
@@ -132,8 +140,10 @@ def _read_formats(rows: Sequence[Row], values: dict[str, Any], unknown: dict[str
     backwards = {row.train.backward for row in rows if row.train is not None}
     if len(backwards) == 1 and backwards <= {*BACKWARDS}:
         values["backward"] = backwards.pop()
+    elif backwards:
+        unknown["backward"] = f"its backward is {' and '.join(sorted(backwards))}"
     else:
-        unknown["backward"] = f"its backward is {' and '.join(sorted(backwards)) or 'unquantized'}"
+        unknown["backward"] = TWO_FORMATS  # the trainer quantizes nothing
 
 
 def _read_layers(
@@ -195,12 +205,10 @@ def _notes_on_layers(
         )
 
 
-def _notes_on_training(run: Run, data: RolloutData, rollout: Mapping[str, Any]) -> Iterator[str]:
+def _notes_on_training(run: Run, data: RolloutData) -> Iterator[str]:
     updates = data.regime(1).updates
     if updates > 1:
         yield f"it takes {updates} optimizer steps on one rollout, the model takes one"
-    if rollout.get("in_flight_update"):
-        yield "rollout.in_flight_update is not taken over; weight_sync=true is the nearest"
     correcting = [key for key, callback in run.callbacks.items() if isinstance(callback, Corrects)]
     if correcting:
         yield f"the model does not know what {', '.join(correcting)} corrects"

@@ -38,7 +38,7 @@ FREE = frozenset({
     "rollout.queue_depth", "rollout.weight_sync_every", "rollout.in_flight_update",
     "rollout.samplers", "rollout.completion_time", "rollout.completion_time_spread",
 })  # fmt: skip
-GROUPS = "grpo.prompts_per_rollout"
+GROUPS, GROUP_SIZE = "grpo.prompts_per_rollout", "grpo.group_size"
 
 
 def observed(run: RecordedRun) -> ObservedRun:
@@ -77,6 +77,7 @@ def observed(run: RecordedRun) -> ObservedRun:
         tokens=tuple(np.diff(_values(run, TOKENS), prepend=0.0).tolist()),
         discarded=float(np.sum(_values(run, DISCARDED))),
         batch=int(run.params.get(GROUPS, 1)),
+        group_size=int(run.params.get(GROUP_SIZE, 1)),
     )
 
 
@@ -99,7 +100,8 @@ def _lags(run: RecordedRun, step: int) -> Lags:
     """
     found = []
     for name, (first, last) in BUCKETS.items():
-        share = float(run.metrics[name].values[step]) if name in run.metrics else 0.0
+        values = run.metrics[name].values if name in run.metrics else ()
+        share = float(values[step]) if step < len(values) else 0.0
         if share > 0:
             found.append((first, last, share))
     total = sum(share for *_, share in found)

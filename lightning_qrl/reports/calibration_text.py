@@ -1,6 +1,6 @@
 """A calibration as text, for the terminal: constants, what they are worth, what they do not say."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from lightning_qrl.reports.tables import text_table
 from lightning_qrl.simulator.calibrated.calibration import Calibration, Goodness, Plan
@@ -27,6 +27,10 @@ KINDS = {
     "reward": "reward of a step",
     "held_out": "held-out reward",
 }
+RIVALS = (
+    "RMSE", "of the mean", "of the mean curve", "of the same lag", "R²", "R² by the curve",
+    "R² by the same lag",
+)  # fmt: skip
 
 
 def calibration_text(calibration: Calibration) -> str:
@@ -44,7 +48,8 @@ def _parts(calibration: Calibration) -> Iterator[str]:
     )
     yield text_table(("constant", "value", "95% interval", "post", "what it is"),
                      list(_constants(calibration)), left=1)  # fmt: skip
-    yield text_table(("plan", "floor", "95% interval", "sampling s", "update s", "µs a token"),
+    yield text_table(("plan", "floor", "95% interval", "at lag 0, mean", "sampling s", "update s",
+                      "µs a token"),
                      [_plan_row(name, plan, calibration.intervals)
                       for name, plan in calibration.plans.items()])  # fmt: skip
     yield text_table(
@@ -52,12 +57,16 @@ def _parts(calibration: Calibration) -> Iterator[str]:
         [(name, f"{part.fall:.1%}", f"{part.error:.1%}", "yes" if part.taken else "no")
          for name, part in calibration.parts.items()],
     )  # fmt: skip
-    yield text_table(
-        ("settings left out", "RMSE", "of the mean", "of the mean curve", "R²", "R² by the curve",
-         "RMSE of the post's structure"),
-        [_goodness_row(name, found, calibration.reference[name])
+    yield _table_of_rivals(
+        ("settings left out", *RIVALS, "RMSE of the post's structure"),
+        [(*_goodness_row(name, found), f"{calibration.reference[name].rmse:.4f}")
          for name, found in calibration.goodness.items()],
     )  # fmt: skip
+    if calibration.goodness_of_lags:
+        yield _table_of_rivals(
+            ("all settings of a lag left out", *RIVALS),
+            [_goodness_row(name, found) for name, found in calibration.goodness_of_lags.items()],
+        )
     yield text_table(
         ("setting left out", "lag", "runs", "mismatch", "predicted", "last rewards", "predicted"),
         [(g.plan, f"{g.lag:g}", f"{g.runs}", _small(g.mismatch), _small(g.mismatch_predicted),
@@ -77,27 +86,39 @@ def _constants(calibration: Calibration) -> Iterator[tuple[str, ...]]:
 
 
 def _plan_row(
-    name: str, plan: Plan, intervals: Mapping[str, tuple[float, float]]
+    name: str, plan: Plan, intervals: Mapping[str, tuple[float | None, float | None]]
 ) -> tuple[str, ...]:
     low, high = intervals[f"floor/{name}"]
     per_token = None if plan.seconds_per_token is None else 1e6 * plan.seconds_per_token
     times = (plan.sampling_seconds, plan.update_seconds, per_token)
     return (
         name, _small(plan.floor), _interval(low, high),
+        "–" if plan.measured_floor is None else _small(plan.measured_floor),
         *("–" if value is None else f"{value:.3g}" for value in times),
     )  # fmt: skip
 
 
-def _goodness_row(name: str, found: Goodness, post: Goodness) -> tuple[str, ...]:
+def _table_of_rivals(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Without columns of rivals that there are not."""
+    there = [at for at in range(len(head)) if any(row[at] != "–" for row in rows)]
+    return text_table([head[at] for at in there], [[row[at] for at in there] for row in rows])
+
+
+def _goodness_row(name: str, found: Goodness) -> tuple[str, ...]:
+    rmse = (found.rmse, found.rmse_of_mean, found.rmse_of_curve, found.rmse_of_lag)
+    r2 = (found.r2, found.r2_of_curve, found.r2_of_lag)
     return (
-        KINDS[name], f"{found.rmse:.4f}", f"{found.rmse_of_mean:.4f}",
-        f"{found.rmse_of_curve:.4f}", f"{found.r2:.2f}", f"{found.r2_of_curve:.2f}",
-        f"{post.rmse:.4f}",
-    )  # fmt: skip
+        KINDS[name],
+        *("–" if value is None else f"{value:.4f}" for value in rmse),
+        *("–" if value is None else f"{value:.2f}" for value in r2),
+    )
 
 
-def _interval(low: float, high: float) -> str:
-    return f"[{_small(low)}, {_small(high)}]"
+def _interval(low: float | None, high: float | None) -> str:
+    """An end that was not found is not said; 0 alone says nothing."""
+    if high is None:
+        return f"> {_small(low)}" if low else "not found"
+    return f"< {_small(high)}" if low is None else f"[{_small(low)}, {_small(high)}]"
 
 
 def _small(value: float) -> str:

@@ -3,7 +3,7 @@
 import math
 import textwrap
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from typing import Any
 
 from lightning_qrl.reports.tables import text_table
@@ -11,6 +11,7 @@ from lightning_qrl.simulator.constants import POST, Constants
 from lightning_qrl.simulator.settings import Settings
 from lightning_qrl.simulator.summary import Summary, summarize
 from lightning_qrl.simulator.trace import Trace
+from lightning_qrl.simulator.words import plain
 
 LABEL = 12
 NO_LIMIT = "no limit of stability follows from these constants: drift feeds on nothing"
@@ -24,8 +25,8 @@ NUMBERS = {  # of a comparison: label, field of Summary, form
     "staleness": ("mean_staleness", "{:.2f}"),
     "rollouts": ("rollouts", "{:.0f}"),
     "discarded": ("discarded", "{:.0f}"),
-    "trainer busy": ("trainer_busy", "{:.1%}"),
-    "samplers busy": ("samplers_busy", "{:.1%}"),
+    "trainer busy": ("trainer_utilization", "{:.1%}"),
+    "samplers busy": ("sampler_utilization", "{:.1%}"),
 }
 
 
@@ -47,7 +48,9 @@ def outcome_text(trace: Trace, width: int, constants: Constants = POST) -> str:
         f"{summary.rollouts} begun: {summary.consumed} trained on, {summary.discarded} discarded, "
         f"{summary.queued} left in the queue, {summary.running} unfinished"
     )
-    lines["busy"] = f"trainer {summary.trainer_busy:.0%}, samplers {summary.samplers_busy:.0%}"
+    lines["busy"] = (
+        f"trainer {summary.trainer_utilization:.0%}, samplers {summary.sampler_utilization:.0%}"
+    )
     return labelled(lines, width)
 
 
@@ -96,15 +99,8 @@ def _critical(summary: Summary) -> str:
 
 def settings_text(settings: Settings, without: Collection[str] = ()) -> str:
     """All that is set, as it would be given."""
-    values = asdict(settings).items()
+    values = settings.shown().items()
     return " ".join(f"{key}={plain(value)}" for key, value in values if key not in without)
-
-
-def plain(value: Any) -> str:
-    """A value as it is written on the command line."""
-    if value is None:
-        return "null"
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def labelled(lines: Mapping[str, str], width: int) -> str:
@@ -118,38 +114,21 @@ def labelled(lines: Mapping[str, str], width: int) -> str:
     return "".join(f"{text}\n" for text in texts)
 
 
-def idle_settings(settings: Settings) -> list[str]:
-    """Notes on settings that differ from their defaults and have no effect in this precision."""
-    without = {
-        "bf16": ("backward", "bf16_tail", "shared_experts", "four_over_six"),
-        "fp8": ("four_over_six",),
-        "fp4": (),
-    }[settings.precision]
-    defaults = {field.name: field.default for field in fields(Settings)}
-    return [
-        f"{name}={plain(getattr(settings, name))} has no effect in {settings.precision}"
-        for name in without
-        if getattr(settings, name) != defaults[name]
-    ]
-
-
 def trace_json(
-    trace: Trace, constants: Constants = POST, *, notes: Sequence[str] = (), whole: bool = True
+    trace: Trace, constants: Constants = POST, *, notes: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """A run as plain values.
+    """A run as plain values, with every rollout, step and broadcast.
 
     Args:
         trace: of the run.
         constants: those of the run.
         notes: on what the numbers hold for.
-        whole: with every rollout, step and broadcast.
     """
-    made: dict[str, Any] = {"settings": asdict(trace.settings), "notes": list(notes)}
+    made: dict[str, Any] = {"settings": trace.settings.shown(), "notes": list(notes)}
     made["duration"] = trace.duration
     made |= summary_json(summarize(trace, constants))
-    if whole:
-        for name in ("rollouts", "steps", "broadcasts"):
-            made[f"all_{name}"] = [asdict(part) for part in getattr(trace, name)]
+    for name in ("rollouts", "steps", "broadcasts"):
+        made[f"all_{name}"] = [asdict(part) for part in getattr(trace, name)]
     return made
 
 
@@ -164,9 +143,9 @@ def summary_json(summary: Summary) -> dict[str, Any]:
 def differences_text(a: Settings, b: Settings) -> str:
     """A table of the settings in which two runs differ."""
     rows = [
-        [field.name, plain(getattr(a, field.name)), plain(getattr(b, field.name))]
-        for field in fields(Settings)
-        if getattr(a, field.name) != getattr(b, field.name)
+        [name, plain(value), plain(other)]
+        for (name, value), other in zip(a.shown().items(), b.shown().values(), strict=True)
+        if value != other
     ]
     return text_table(["settings", "A", "B"], rows) if rows else "settings  A and B are the same\n"
 

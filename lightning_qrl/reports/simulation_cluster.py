@@ -1,30 +1,26 @@
 """A simulated cluster in the terminal: what it did, where its time went, and what that costs."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from rich.text import Text
-
-from lightning_qrl.reports.simulation import LABEL, NO_LIMIT, labelled, plain
-from lightning_qrl.reports.simulation_sweep import Cell, bar, heat_map, scale_text
+from lightning_qrl.reports.simulation import LABEL, NO_LIMIT, labelled
+from lightning_qrl.reports.simulation_sweep import bar
 from lightning_qrl.reports.simulation_timeline import AMISS, Glyphs
 from lightning_qrl.reports.tables import text_table
 from lightning_qrl.simulator.closed_forms import critical_effective
 from lightning_qrl.simulator.cluster import Cluster, Headroom, Outcome
 from lightning_qrl.simulator.cluster.outcome import Counts, Distribution, Flow
+from lightning_qrl.simulator.words import plain
 
 MOST_AGES = 12  # of staleness that are listed one by one
-MAPS = {  # of a sweep over two settings: what is drawn, and its form
-    "steps an hour": "{:.1f}",
-    "mean staleness": "{:.1f}",
-    "samplers busy, %": "{:.0f}",
-    "trainers busy, %": "{:.0f}",
-}
+MOST_VALUES = 3  # of a list that are written out
 
 
-def cluster_text(cluster: Cluster, outcome: Outcome, width: int, glyphs: Glyphs) -> str:
+def cluster_text(
+    cluster: Cluster, outcome: Outcome, width: int, glyphs: Glyphs, plan: str = ""
+) -> str:
     """What came of a run, a line or more for each of its sides.
 
     Args:
@@ -32,11 +28,13 @@ def cluster_text(cluster: Cluster, outcome: Outcome, width: int, glyphs: Glyphs)
         outcome: of the run.
         width: of the terminal.
         glyphs: to draw with.
+        plan: of the calibration that learning, floor and times are from; else empty.
     """
     time = _time(outcome.seconds / 3600)
     steps = f"{outcome.steps:,} in {time}: {outcome.steps_per_hour:,.1f} an hour"
     lines = {
         "cluster": _system(cluster),
+        "settings": settings_text(cluster, plan),
         "steps": outcome.why_no_step or f"{steps}; ended by {outcome.stopped}",
         "tokens/s": (
             f"{outcome.sampled_per_second:,.0f} sampled, "
@@ -47,7 +45,7 @@ def cluster_text(cluster: Cluster, outcome: Outcome, width: int, glyphs: Glyphs)
         "tokens": _counts(outcome.tokens),
         "queue": _flow(outcome.queue, "waiting"),
         "in flight": _flow(outcome.in_flight, "under way"),
-        "GPU-hours": f"{_amount(outcome.gpu_hours)}, cost {outcome.cost:,.2f}",
+        **({"GPU-hours": _spent(outcome.gpu_hours, outcome.cost)} if outcome.gpu_hours else {}),
         **_learned(cluster, outcome),
     }
     if outcome.staleness.counts:
@@ -59,13 +57,70 @@ def cluster_text(cluster: Cluster, outcome: Outcome, width: int, glyphs: Glyphs)
 def _system(cluster: Cluster) -> str:
     slots, gpus = (sum(getattr(pool, name) for pool in cluster.samplers) for name in POOL)
     trainers = cluster.trainers
+    of_samplers, of_trainers = _on(gpus), _on(trainers.count * trainers.gpus)
     pools = f" in {len(cluster.samplers)} pools" if len(cluster.samplers) > 1 else ""
     cap = "any staleness" if cluster.max_staleness is None else f"staleness {cluster.max_staleness}"
     return (
-        f"{slots:,} sampling slots on {gpus:,} GPUs{pools}, trainers: {trainers.count:,} on "
-        f"{trainers.count * trainers.gpus:,} GPUs; {cluster.batch:,} groups of "
-        f"{cluster.group_size:,} a batch, {cap} allowed"
+        f"{slots:,} sampling slots{of_samplers}{pools}, trainers: {trainers.count:,}{of_trainers}; "
+        f"{cluster.batch:,} groups of {cluster.group_size:,} a batch, {cap} allowed"
     )
+
+
+def _on(gpus: int) -> str:
+    return f" on {gpus:,} GPUs" if gpus else ""
+
+
+def settings_text(cluster: Cluster, plan: str = "", without: Collection[str] = ()) -> str:
+    """Settings that differ from the defaults, as they would be given.
+
+    Args:
+        cluster: its settings.
+        plan: of a calibration, which has learning and floor; else empty.
+        without: dotted keys to leave out.
+    """
+    usual, own = dict(_leaves(Cluster().to_mapping())), dict(_leaves(cluster.to_mapping()))
+    fitted = ("learning.", "floor") if plan else ()
+    if isinstance(own.get("samplers"), list):
+        own["samplers"] = [_unusual(pool) for pool in own["samplers"]]
+    changed = {
+        key: value
+        for key, value in own.items()
+        if (key not in usual or usual[key] != value)
+        and key not in without
+        and not (fitted and key.startswith(fitted))
+    }
+    said = [f"{key}={_short(value)}" for key, value in changed.items()]
+    return " ".join([*([f"plan={plan}"] if plan else []), *said]) or "the defaults"
+
+
+def _unusual(pool: Mapping[str, Any]) -> dict[str, Any]:
+    usual = Cluster().to_mapping()["samplers"]
+    return {key: value for key, value in pool.items() if usual[key] != value}
+
+
+def settings_json(cluster: Cluster, plan: str = "") -> dict[str, Any]:
+    """All settings, as YAML has them, and the plan of a calibration."""
+    return {"settings": cluster.to_mapping(), **({"plan": plan} if plan else {})}
+
+
+def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """By dotted keys."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _short(value: Any) -> str:
+    """A value in YAML; a long list by its first values."""
+    if isinstance(value, list):
+        first = [_short(one) for one in value[:MOST_VALUES]]
+        more = [f".. {len(value):,} in all"] if len(value) > MOST_VALUES else []
+        return f"[{', '.join([*first, *more])}]"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key}: {_short(part)}' for key, part in value.items())}}}"
+    return plain(value)
 
 
 POOL = ("slots", "gpus")
@@ -125,14 +180,19 @@ def _learned(cluster: Cluster, outcome: Outcome) -> dict[str, str]:
         lines["target"] = f"reward {target.reward:g} is not reached{why}"
     elif target is not None:
         lines["target"] = (
-            f"reward {target.reward:g} after {target.steps:,} steps: {_time(target.hours or 0)}, "
-            f"{_amount(target.gpu_hours or 0)} GPU-hours, cost {target.cost:,.2f}"
+            f"reward {target.reward:g} after {target.steps:,} steps: {_time(target.hours or 0)}"
         )
+        if target.gpu_hours:
+            lines["target"] += f"; GPU-hours {_spent(target.gpu_hours, target.cost or 0.0)}"
     return lines
 
 
 def _time(hours: float) -> str:
     return f"{hours:,.2f} h" if hours >= 0.1 else f"{3600 * hours:.1f} s"
+
+
+def _spent(hours: float, cost: float) -> str:
+    return f"{_amount(hours)}, at ${cost:,.2f}"
 
 
 def _amount(value: float) -> str:
@@ -175,62 +235,6 @@ def outcome_json(outcome: Outcome, *, whole: bool = True) -> dict[str, Any]:
     return made
 
 
-def cluster_table(outcomes: Mapping[tuple[Any, ...], Outcome], axis: str) -> str:
-    """A line for each value of one setting."""
-    headings = [
-        axis,
-        "steps/h",
-        "stale",
-        "p99",
-        "lost",
-        "samplers",
-        "trainers",
-        "reward",
-        "diverged",
-    ]
-    rows = [[plain(at[0]), *_row(outcome)] for at, outcome in outcomes.items()]
-    legend = "stale: mean versions behind; lost: share of rollouts; samplers, trainers: busy\n"
-    return text_table(headings, rows) + legend
-
-
-def _row(outcome: Outcome) -> list[str]:
-    learned = outcome.learned
-    step = learned.diverged_at_step
-    return [
-        f"{outcome.steps_per_hour:,.1f}",
-        f"{outcome.staleness.mean:.2f}",
-        str(outcome.staleness.p99),
-        f"{outcome.rollouts.discarded_share:.1%}",
-        f"{outcome.samplers.busy:.1%}",
-        f"{outcome.trainers.busy:.1%}",
-        f"{learned.reward[-1]:.3f}" if learned.reward else "",
-        "no step" if outcome.why_no_step else "" if step is None else f"{AMISS} at {step}",
-    ]
-
-
-def cluster_maps(
-    outcomes: Mapping[tuple[Any, ...], Outcome], axes: Sequence[str], width: int, glyphs: Glyphs
-) -> list[Text]:
-    """A heat map over two settings for each thing that one wants to know."""
-    lines: list[Text] = []
-    for name, form in MAPS.items():
-        cells = {at: _cell(outcome, name) for at, outcome in outcomes.items()}
-        lines += [*heat_map(cells, axes, width, form, glyphs)]
-        lines += [*scale_text(cells, name, form, glyphs), Text()]
-    return lines
-
-
-def _cell(outcome: Outcome, name: str) -> Cell:
-    values = {
-        "steps an hour": outcome.steps_per_hour,
-        "mean staleness": outcome.staleness.mean,
-        "samplers busy, %": 100 * outcome.samplers.busy,
-        "trainers busy, %": 100 * outcome.trainers.busy,
-    }
-    diverged = outcome.learned.diverged_at_step is not None
-    return Cell(None if outcome.why_no_step else values[name], AMISS if diverged else "")
-
-
 def headroom_text(headroom: Headroom, width: int) -> str:
     """The largest stable staleness, and what each cap that was tried does."""
     cap, margin = headroom.max_staleness, f"with a margin of {headroom.margin:.0%}"
@@ -251,6 +255,6 @@ def headroom_text(headroom: Headroom, width: int) -> str:
         ]
         for tried in headroom.tried
     ]
-    headings = ["max_staleness", "effective", "stable", "stale", "lost", "steps/h"]
+    headings = ["max_staleness", "effective", "stable", "stale", "discarded", "steps/h"]
     critical = f"critical effective mismatch {headroom.critical:.4f}"
     return labelled({"stable": f"{said}; {critical}"}, width) + text_table(headings, rows)

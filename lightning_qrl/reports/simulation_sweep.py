@@ -4,23 +4,31 @@ A cell of a heat map is a shade, from the lowest value to the highest, and the v
 not fit, the shade alone. What diverged is marked, whatever its value.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rich.text import Text
 
-from lightning_qrl.reports.simulation import NO_LIMIT, plain, says_stability
+from lightning_qrl.reports.simulation import NO_LIMIT, says_stability
 from lightning_qrl.reports.simulation_timeline import AMISS, BAD, FAINT, Glyphs
 from lightning_qrl.reports.tables import text_table
 from lightning_qrl.simulator.summary import Summary
 from lightning_qrl.simulator.sweep import Point
+from lightning_qrl.simulator.words import plain
 
-BAR = 8
-SWEEP_LEGEND = "stale: mean versions behind; lost: rollouts discarded; busy: trainer, samplers\n"
+BAR, REWARD_BAR = 8, 5  # columns
+GAP = 2  # between columns
+SWEEP_LEGEND = {
+    "stale": "stale: mean versions behind",
+    "lost": "lost: rollouts discarded",
+    "train": "train, sample: share of the time at work",
+}
 SHADE_STYLES = ("blue", "cyan", "green", "bold green")
 NO_STEP = "-"
-MANY = 6  # values that are written out
+IMPOSSIBLE = "x"
+WRITTEN_OUT = 2  # neighbouring values; more are written as from where to where
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,37 +38,69 @@ class Cell:
     Attributes:
         value: None where there is none.
         mark: stands for the shade where it is not empty.
+        after: is said beside the value.
     """
 
     value: float | None
     mark: str = ""
+    after: str = ""
 
 
-def sweep_table(points: Sequence[Point], axis: str, glyphs: Glyphs) -> str:
-    """A line for each value: the outcome, and a bar of the reward."""
-    rows = [[plain(point.at[0]), *_cells(point.summary, glyphs)] for point in points]
-    headings = [axis, "reward", "", "steps", "drift", "diverged", "stale", "lost", "busy"]
-    return text_table(headings, rows) + SWEEP_LEGEND
+def sweep_table(points: Sequence[Point], axis: str, width: int, glyphs: Glyphs) -> str:
+    """A line for each value: the outcome, and a bar of the reward, as far as there is room."""
+    summaries = [point.summary for point in points]
+    columns = {
+        axis: [plain(point.at[0]) for point in points],
+        "reward": [f"{s.final_reward:.3f}" for s in summaries],
+        "": [bar(s.final_reward, 1.0, glyphs, REWARD_BAR) for s in summaries],
+        "steps": [str(s.optimizer_steps) for s in summaries],
+        "drift": [f"{s.final_drift:.2f}" for s in summaries],
+        "diverged": [_ended(s) for s in summaries],
+        "stale": [f"{s.mean_staleness:.2f}" for s in summaries],
+        "lost": [str(s.discarded) for s in summaries],
+        "train": [f"{s.trainer_utilization:.0%}" for s in summaries],
+        "sample": [f"{s.sampler_utilization:.0%}" for s in summaries],
+    }
+    ranked = (axis, "reward", "diverged", "drift", "stale", "steps", "train", "sample", "lost", "")
+    return table_that_fits(columns, ranked, SWEEP_LEGEND, width)
 
 
-def _cells(summary: Summary, glyphs: Glyphs) -> list[str]:
+def table_that_fits(
+    columns: Mapping[str, Sequence[str]],
+    ranked: Sequence[str],
+    legend: Mapping[str, str],
+    width: int,
+) -> str:
+    """A table of the most important columns, as many as fit, and what their headings mean.
+
+    Args:
+        columns: cells by heading, in their order.
+        ranked: the headings, the most important first.
+        legend: of some headings.
+        width: of the terminal.
+    """
+    taken, room = {*ranked[:2]}, width + GAP
+    for heading in ranked:
+        room -= GAP + max(len(heading), *(len(cell) for cell in columns[heading]))
+        if room < 0:
+            break
+        taken.add(heading)
+    shown = [heading for heading in columns if heading in taken]
+    rows = list(zip(*(columns[heading] for heading in shown), strict=True))
+    said = "; ".join(text for heading, text in legend.items() if heading in taken)
+    lines = textwrap.wrap(said, max(width, 24))
+    return text_table(shown, rows) + "".join(f"{line}\n" for line in lines)
+
+
+def _ended(summary: Summary) -> str:
     step = summary.diverged_at_step
-    return [
-        f"{summary.final_reward:.3f}",
-        bar(summary.final_reward, 1.0, glyphs),
-        str(summary.optimizer_steps),
-        f"{summary.final_drift:.2f}",
-        "no step" if summary.why_no_step else "" if step is None else f"{AMISS} at {step}",
-        f"{summary.mean_staleness:.2f}",
-        str(summary.discarded),
-        f"{summary.trainer_busy:4.0%} {summary.samplers_busy:4.0%}",
-    ]
+    return "no step" if summary.why_no_step else "" if step is None else f"{AMISS} at {step}"
 
 
-def bar(value: float, most: float, glyphs: Glyphs) -> str:
-    """A bar of a value from 0 to ``most``, padded to its full width."""
-    filled = round(BAR * min(max(value / most, 0.0), 1.0)) if most else 0
-    return (glyphs.goes_on * filled).ljust(BAR)
+def bar(value: float, most: float, glyphs: Glyphs, size: int = BAR) -> str:
+    """A bar of a value from 0 to ``most``, padded to its full size."""
+    filled = round(size * min(max(value / most, 0.0), 1.0)) if most else 0
+    return (glyphs.goes_on * filled).ljust(size)
 
 
 def reward_map(
@@ -98,7 +138,8 @@ def heat_map(
     label = max(len(axes[0]), *(len(plain(down)) for down in downs)) + 2
     shade = _shades(cells, glyphs)
     texts = {
-        at: form.format(cell.value) if cell.value is not None else "" for at, cell in cells.items()
+        at: form.format(cell.value) + cell.after if cell.value is not None else ""
+        for at, cell in cells.items()
     }
     cell_width = 3 + max(max(map(len, texts.values())), *(len(plain(a)) - 1 for a in acrosses))
     room, numbers = max(cell_width, width - label), True
@@ -159,52 +200,54 @@ def scale_text(
     ]
     if any(cell.mark == AMISS for cell in cells.values()):
         said.append(f"{AMISS} diverged")
-    if any(cell.value is None for cell in cells.values()):
+    if any(cell.value is None and not cell.mark for cell in cells.values()):
         said.append(f"{NO_STEP} no optimizer step")
+    if any(cell.mark == IMPOSSIBLE for cell in cells.values()):
+        said.append(f"{IMPOSSIBLE} impossible")
     return [Text("; ".join(said), FAINT)]
 
 
 def stable_text(points: Sequence[Point], axes: Sequence[str]) -> str:
     """Which settings did not diverge: of two, for each value of the first, alike ones together."""
-    lines = [f"stable      {NO_LIMIT}\n"]
-    if all(says_stability(point.summary) for point in points):
-        lines = _stable_lines(points, axes)
-    able = [point for point in points if point.summary.stable]
-    if able:
-        best = max(able, key=lambda point: point.summary.final_reward)
-        at = " ".join(f"{key}={plain(value)}" for key, value in zip(axes, best.at, strict=True))
-        lines.append(f"best        {at}: reward {best.summary.final_reward:.3f}\n")
-    return "".join(lines)
-
-
-def _stable_lines(points: Sequence[Point], axes: Sequence[str]) -> list[str]:
-    where: dict[str, list[str]] = {}
-    for row in dict.fromkeys(point.at[:-1] for point in points):
-        line = [point for point in points if point.at[:-1] == row]
-        where.setdefault(_stable(line, axes[-1]), []).extend(map(plain, row))
-    return [
-        f"stable      {f'{axes[0]}={_shortened(rows)}: ' if rows else ''}{which}\n"
-        for which, rows in where.items()
-    ]
-
-
-def _shortened(values: Sequence[str]) -> str:
-    return ",".join(values if len(values) <= MANY else [*values[: MANY - 1], "..", values[-1]])
+    if not all(says_stability(point.summary) for point in points):
+        return f"stable      {NO_LIMIT}\n"
+    if len(axes) == 1:
+        return f"stable      {_stable(points, axes[0])}\n"
+    downs = list(dict.fromkeys(point.at[0] for point in points))
+    where: dict[str, list[bool]] = {}
+    for place, down in enumerate(downs):
+        line = [point for point in points if point.at[0] == down]
+        where.setdefault(_stable(line, axes[1]), [False] * len(downs))[place] = True
+    return "".join(
+        f"stable      {axes[0]}={spans(downs, holds)}: {which}\n" for which, holds in where.items()
+    )
 
 
 def _stable(line: Sequence[Point], axis: str) -> str:
-    if all(point.summary.stable for point in line):
+    holds = [point.summary.stable for point in line]
+    if all(holds):
         return f"all of {axis}"
-    runs = list(_runs([(point.at[-1], point.summary.stable) for point in line]))
-    return f"{axis} {', '.join(runs)}" if runs else f"no {axis}"
+    return (
+        f"{axis}={spans([point.at[-1] for point in line], holds)}" if any(holds) else f"no {axis}"
+    )
 
 
-def _runs(values: Sequence[tuple[Any, bool]]) -> Iterator[str]:
-    """Neighbours that hold, as ``first to last``."""
-    run: list[str] = []
-    for value, holds in [*values, ("", False)]:
-        if holds:
-            run.append(plain(value))
-        elif run:
-            yield run[0] if len(run) == 1 else f"{run[0]} to {run[-1]}"
-            run = []
+def spans(values: Sequence[Any], holds: Sequence[bool]) -> str:
+    """Those of the values that hold: whole numbers in sequence as ``a..b``, as they are given."""
+    runs: list[list[Any]] = []
+    before = False
+    for value, one in zip(values, holds, strict=True):
+        if one:
+            runs = runs if before else [*runs, []]
+            runs[-1].append(value)
+        before = one
+    return ",".join(map(_span, runs))
+
+
+def _span(run: Sequence[Any]) -> str:
+    first, last = plain(run[0]), plain(run[-1])
+    if len(run) <= WRITTEN_OUT:
+        return ",".join(map(plain, run))
+    if all(type(value) is int for value in run) and list(run) == [*range(run[0], run[-1] + 1)]:
+        return f"{first}..{last}"
+    return f"{first} to {last}"

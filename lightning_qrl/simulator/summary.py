@@ -34,8 +34,8 @@ class Summary:
         discarded: too old.
         queued: wait at the end.
         running: are sampled at the end.
-        trainer_busy: share of the time.
-        samplers_busy: the same, over all of them.
+        trainer_utilization: share of the time.
+        sampler_utilization: the same, over all of them.
         why_no_step: in words; None where there was a step.
     """
 
@@ -56,8 +56,8 @@ class Summary:
     discarded: int
     queued: int
     running: int
-    trainer_busy: float
-    samplers_busy: float
+    trainer_utilization: float
+    sampler_utilization: float
     why_no_step: str | None
 
     @property
@@ -96,7 +96,7 @@ def summarize(trace: Trace, constants: Constants = POST) -> Summary:
         discarded=fates["discarded"],
         queued=fates["queued"],
         running=fates["running"],
-        trainer_busy=trace.trainer_utilization,
-        samplers_busy=trace.sampler_utilization,
+        trainer_utilization=trace.trainer_utilization,
+        sampler_utilization=trace.sampler_utilization,
         why_no_step=trace.why_no_step,
     )

@@ -29,18 +29,23 @@ class Point:
     notes: tuple[str, ...]
 
 
-def grid(common: Mapping[str, Any], axes: Mapping[str, Sequence[Any]]) -> list[Settings]:
+def grid(
+    common: Mapping[str, Any],
+    axes: Mapping[str, Sequence[Any]],
+    make: Callable[..., Settings] = Settings,
+) -> list[Settings]:
     """Settings of every combination, the last axis fastest.
 
     Args:
         common: settings of all.
         axes: values by setting.
+        make: settings of these values.
 
     Raises:
         ValueError: one of them is impossible.
     """
     return [
-        Settings(**{**common, **dict(zip(axes, at, strict=True))}) for at in product(*axes.values())
+        make(**{**common, **dict(zip(axes, at, strict=True))}) for at in product(*axes.values())
     ]
 
 

@@ -15,7 +15,7 @@ class Rollout:
 
     Attributes:
         sampler: its number.
-        start: when it began.
+        start: when it began, in the model's unit, as all times are.
         end: when it was due to end, at the latest when the run did.
         queued: the tick at which it was put in the queue; None where it never was.
         versions: those that sampled it, each with the time from which it did.
@@ -41,7 +41,7 @@ class Step:
     """One optimizer step.
 
     Attributes:
-        start: when it began.
+        start: when it began, in the model's unit, as all times are.
         end: when it ended, or would have.
         version: of the weights it began with.
         ages: versions that each of its rollouts was behind, in the order of their ends.
@@ -74,7 +74,7 @@ class Broadcast:
     """New weights on their way.
 
     Attributes:
-        start: when the step that made them ended.
+        start: when the step that made them ended, in the model's unit, as all times are.
         end: when the samplers had them, or would have.
         version: of the weights.
     """
@@ -90,7 +90,7 @@ class Trace:
 
     Attributes:
         settings: what was set.
-        duration: of the run.
+        duration: of the run, in the model's unit.
         floor: the mismatch that quantization alone makes.
         rollouts: in the order in which they began.
         steps: in order.

@@ -97,13 +97,14 @@ def _from_server(client: Any, logged: Mapping[str, Sequence[str]]) -> Entries:
         answers = pool.map(lambda pair: client.get_metric_history(*pair), wanted)
         for (run, metric), entries in zip(wanted, answers, strict=True):
             ordered = sorted(entries, key=lambda entry: entry.timestamp)
-            steps, values = zip(*((entry.step, entry.value) for entry in ordered), strict=True)
-            yield run, metric, np.array(steps), np.array(values)
+            steps, values = (np.array([getattr(entry, name) for entry in ordered])
+                             for name in ("step", "value"))  # fmt: skip
+            yield run, metric, steps, values
 
 
 def _history(step_N: NDArray[Any], value_N: NDArray[Any]) -> History:
     order = np.argsort(step_N, kind="stable")  # of one step, the last logged stays the last
     steps, values = step_N[order].astype(np.int64), value_N[order].astype(np.float64)
     values = np.where(np.abs(values) >= LARGEST, np.copysign(np.inf, values), values)
-    last = np.append(np.diff(steps) > 0, True)
+    last = np.diff(steps, append=steps[-1:] + 1) > 0
     return History(steps[last], values[last])

@@ -179,7 +179,7 @@ def select_runs(uri: str, names: Sequence[str]) -> Selection:
     for parent in {run.data.tags.get(tags.MLFLOW_PARENT, "") for run in found.values()}:
         found.pop(parent, None)
     if not found:
-        raise UserError(f"nothing to compare: {', '.join(titles)} at {shown(uri)} has no runs yet")
+        raise UserError(f"{', '.join(titles)} at {shown(uri)} has no runs yet")
     metrics = frozenset(name for run in found.values() for name in run.data.metrics)
     title = ", ".join(titles)
     return Selection(title, uri, tuple(parents), metrics, client, tuple(found.values()))
@@ -188,14 +188,14 @@ def select_runs(uri: str, names: Sequence[str]) -> Selection:
 def _check_has_runs(file: Path) -> None:
     """Before MLflow opens a database, in which it would make tables that are not there."""
     if not file.exists():
-        raise UserError(f"nothing to compare: there is no {file}; set MLFLOW_TRACKING_URI")
+        raise UserError(f"no runs: there is no {file}; set MLFLOW_TRACKING_URI")
     try:
         with closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)) as database:
             tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
     except sqlite3.Error:
         return  # `connect` says what is wrong with it
     if "runs" not in tables:
-        raise UserError(f"nothing to compare: {file} has no runs; set MLFLOW_TRACKING_URI")
+        raise UserError(f"{file} has no runs; set MLFLOW_TRACKING_URI")
 
 
 def _counts(run: Any) -> bool:

@@ -15,8 +15,6 @@ from lightning_qrl.cli import app
 from lightning_qrl.cli.simulating.base import KEYS
 from lightning_qrl.cli.simulating.options import PAGE, PRESETS, SETTINGS, with_page_file
 from lightning_qrl.simulator import settings as simulator_settings
-from lightning_qrl.simulator.cluster import Cluster, largest_stable_staleness
-from lightning_qrl.simulator.cluster import run as run_cluster
 from lightning_qrl.simulator.page import write_page
 from lightning_qrl.simulator.reference import simulate
 from lightning_qrl.simulator.settings import Settings
@@ -95,8 +93,18 @@ def test_settings_are_laid_over_one_another():
 
 def test_settings_that_do_nothing_are_said():
     text = printed("precision=bf16", "four_over_six=true")
-    assert "note        four_over_six=true has no effect in bf16" in text
+    text = " ".join(text.split())
+    assert "note four_over_six=true has no effect with precision=bf16: " in text
     assert "note" not in printed("precision=fp4", "four_over_six=true")
+    axes = ["--sweep", "four_over_six=true,false"]
+    (note,) = read(*axes)["notes"]
+    assert note.startswith("four_over_six has no effect with precision=fp8: ")
+    assert "note        four_over_six has no effect" in printed(*axes)
+    assert read(*axes, "--sweep", "precision=fp4,fp8")["notes"] == [note]
+    assert read(*axes, "--seeds", "2")["notes"] == [note]
+    both = read("--compare", "fp8_dq", "fp4_dq", "four_over_six=true")
+    assert "four_over_six=true has no effect" in both["A"]["notes"][0]
+    assert both["B"]["notes"] == []
 
 
 def test_a_run_without_a_step_says_why():
@@ -160,13 +168,27 @@ def test_a_sweep_is_its_single_runs():
 def test_a_sweep_over_one_setting_is_a_table():
     lines = printed("--preset", "fp4_naive", "--sweep", "max_staleness=0..3").splitlines()
     assert lines[0].split() == [
-        "max_staleness", "reward", "steps", "drift", "diverged", "stale", "lost", "busy",
+        "max_staleness", "reward", "steps", "drift", "diverged", "stale", "lost", "train", "sample",
     ]  # fmt: skip
-    assert lines[1].split() == ["0", "0.694", "━━━━━━", "16", "0.85", "0.00", "0", "42%", "37%"]
-    assert lines[3].split()[:7] == ["2", "0.085", "━", "33", "3.34", "!", "at"]
-    assert "stable      max_staleness 0 to 1" in lines
-    assert "best        max_staleness=1: reward 0.743" in lines
+    assert lines[1].split() == ["0", "0.694", "━━━", "16", "0.85", "0.00", "0", "42%", "37%"]
+    assert lines[3].split()[:6] == ["2", "0.085", "33", "3.34", "!", "at"]
+    assert "stable      max_staleness=0,1" in lines
+    assert not [line for line in lines if "best" in line]  # one seed says nothing of a best
     assert max(map(len, lines)) <= 80
+
+
+@pytest.mark.parametrize("seeds", [[], ["--seeds", "2"]])
+def test_a_table_drops_columns_that_do_not_fit(monkeypatch, seeds):
+    heads, bars = {}, {}
+    for columns in ("40", "80", "120"):
+        monkeypatch.setenv("COLUMNS", columns)
+        lines = printed("--sweep", "shared_experts=true,false", *seeds).splitlines()
+        assert max(map(len, lines)) <= int(columns)
+        heads[columns], bars[columns] = lines[0].split(), "━" in lines[1]
+    assert heads["40"][:2] == ["shared_experts", "reward"]
+    assert len(heads["40"]) < len(heads["80"]) <= len(heads["120"])
+    assert bars["120"]
+    assert not bars["40"]
 
 
 def test_a_sweep_over_two_settings_is_a_heat_map():
@@ -180,7 +202,9 @@ def test_a_sweep_over_two_settings_is_a_heat_map():
         "final reward: ░ 0.60 to █ 0.74; ! diverged",
     ]
     assert "stable      precision=bf16: all of max_staleness" in lines
-    assert "stable      precision=fp4: max_staleness 0 to 1" in lines
+    assert "stable      precision=fp4: max_staleness=0,1" in lines
+    alike = printed("--sweep", "max_staleness=0..8", "--sweep", "batch=4,8", "precision=bf16")
+    assert "stable      max_staleness=0..8: all of batch" in alike.splitlines()
 
 
 def test_a_wide_heat_map_is_shades_in_bands(monkeypatch):
@@ -213,7 +237,10 @@ def test_a_comparison():
 
 def test_a_comparison_as_json():
     made = read("--compare", "fp4_naive", "bf16", "batch=8")
-    assert made["A"]["final_reward"] == simulate(Settings(**NAIVE, batch=8)).final_reward
+    trace = simulate(Settings(**NAIVE, batch=8))
+    assert made["A"]["final_reward"] == trace.final_reward
+    for name in ("rollouts", "steps"):
+        assert made["A"][f"all_{name}"] == as_json([asdict(one) for one in getattr(trace, name)])
     assert made["B"]["settings"] == asdict(Settings(precision="bf16", batch=8))
 
 
@@ -241,59 +268,6 @@ def test_a_page_has_a_file_where_none_follows():
     assert with_page_file(["--page=a", "b=1"]) == ["--page=a", "b=1"]
     assert with_page_file(["--", "--page"]) == ["--", "--page"]
     assert with_page_file(["a=1"]) == ["a=1"]
-
-
-SMALL = ["samplers.slots=64", "lengths.mean=400", "batch=4", "group_size=4", "duration=600"]
-SMALL_VALUES = {
-    "samplers": {"slots": 64},
-    "lengths": {"mean": 400},
-    "batch": 4,
-    "group_size": 4,
-    "duration": 600,
-}
-
-
-def test_a_cluster(here):
-    outcome = run_cluster(Cluster.from_mapping(SMALL_VALUES))
-    text = " ".join(printed("--cluster", *SMALL).split())
-    assert f"steps {outcome.steps} in 0.17 h: {outcome.steps_per_hour:,.1f} an hour" in text
-    assert f"samplers busy {outcome.samplers.busy:.1%}" in text
-    assert f"GPU-hours {outcome.gpu_hours:.3g}, cost {outcome.cost:.2f}" in text
-    assert f"rollouts mean {outcome.staleness.mean:.2f} versions" in text
-    made = read("--cluster", *SMALL)
-    assert made == as_json(asdict(outcome))
-
-
-def test_a_cluster_from_a_file_under_overrides(here):
-    (here / "c.yaml").write_text(
-        "samplers: {slots: 64}\nlengths: {mean: 400}\nbatch: 8\ngroup_size: 4\nduration: 600\n"
-    )
-    assert read("--cluster", "--settings", "c.yaml", "batch=4") == read("--cluster", *SMALL)
-
-
-def test_a_sweep_of_clusters():
-    axes = ["--sweep", "batch=2,4"]
-    points = read("--cluster", *SMALL[:2], *SMALL[3:], *axes)["points"]
-    for batch, point in zip((2, 4), points, strict=True):
-        expected = run_cluster(Cluster.from_mapping({**SMALL_VALUES, "batch": batch}))
-        assert point["at"] == {"batch": batch}
-        assert point["steps_per_hour"] == expected.steps_per_hour
-    arguments = ["--cluster", *SMALL[:2], *SMALL[3:], *axes]
-    assert printed(*arguments).splitlines()[0].split()[:3] == ["batch", "steps/h", "stale"]
-    maps = printed(*arguments, "--sweep", "samplers.slots=32,48").splitlines()
-    assert [line.split() for line in maps[:2]] == [["samplers.slots"], ["batch", "32", "48"]]
-    titles = [line.partition(":")[0] for line in maps if " to " in line]
-    assert titles == ["steps an hour", "mean staleness", "samplers busy, %", "trainers busy, %"]
-
-
-def test_the_largest_stable_staleness():
-    long = [*SMALL[:-1], "duration=1800"]
-    cluster = Cluster.from_mapping({**SMALL_VALUES, "duration": 1800})
-    headroom = largest_stable_staleness(cluster, 0.2)
-    assert read("--cluster", *long, "--margin", "0.2")["headroom"] == as_json(asdict(headroom))
-    assert "with a margin of 20%" in " ".join(
-        printed("--cluster", *long, "--margin", "0.2").split()
-    )
 
 
 def test_help_names_every_setting_and_preset():

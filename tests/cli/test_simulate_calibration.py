@@ -1,42 +1,20 @@
 """`qrl simulate` with a calibration: against the equations, and fitted to runs in MLflow."""
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from fitted import CALIBRATION, CLUSTER, FITTED, FLOOR, LEARNING, printed, read
 from recorded import Store
 from typer.testing import CliRunner
 
 from lightning_qrl.cli import app
 from lightning_qrl.errors import UserError
 from lightning_qrl.simulator.calibrated import Calibration
-from lightning_qrl.simulator.calibrated.calibration import Domain, Part, Plan
-from lightning_qrl.simulator.cluster import Cluster, largest_stable_staleness
-from lightning_qrl.simulator.cluster import run as run_cluster
-from lightning_qrl.simulator.constants import POST
+from lightning_qrl.simulator.calibrated.calibration import PARTS, Part
 from lightning_qrl.simulator.dynamics import mismatch, next_drift, next_reward
 from lightning_qrl.tracking.notebook import History
-
-LEARNING = replace(POST.learning, staleness_scale=0.004, reward_start=0.3, reward_rate=0.1)
-FLOOR = 0.021
-CALIBRATION = Calibration(
-    learning=LEARNING,
-    settling=0.0,
-    erosion=0.0,
-    erosion_power=1.0,
-    plans={
-        "four": Plan(floor=FLOOR, update_seconds=0.5, seconds_per_token=0.002),
-        "bf16": Plan(floor=0.0),
-    },
-    intervals={},
-    parts={name: Part(taken=True, fall=0.1, error=0.01) for name in ("drift", "settling")},
-    goodness={},
-    reference={},
-    guessed=(),
-    domain=Domain(runs=6, settings=6, largest_lag=1, steps=12, batch=(8, 8)),
-    notes=("a note of its own",),
-)
 
 
 @pytest.fixture(autouse=True)
@@ -45,19 +23,6 @@ def here(tmp_path, monkeypatch):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     (tmp_path / "c.json").write_text(CALIBRATION.to_json())
     return tmp_path
-
-
-def printed(*arguments: str) -> str:
-    done = CliRunner().invoke(app, ["simulate", *arguments], catch_exceptions=False)
-    assert done.exit_code == 0, done.output
-    return done.stdout
-
-
-def read(*arguments: str):
-    return json.loads(printed(*arguments, "--format", "json"))
-
-
-FITTED = ["--calibration", "c.json", "plan=four"]
 
 
 def by_hand(all_ages, floor=FLOOR):
@@ -101,46 +66,61 @@ def test_sweeps_and_comparisons_have_it_too():
     assert point["notes"] == single["notes"]
     text = " ".join(printed(*FITTED, "--sweep", "max_staleness=3,4").split())
     assert "note a batch of 4 groups is not one of the 8 that the runs show" in text
-    both = read("--calibration", "c.json", "--compare", "plan=four", "plan=bf16", "max_staleness=3")
-    assert both["A"]["final_reward"] == single["final_reward"]
-    assert both["A"]["quantization_floor"] == FLOOR
-    assert both["B"]["quantization_floor"] == 0.0
 
 
-@pytest.mark.parametrize(
-    ("group", "close"),
-    [(1, 1e-9), (2, 5e-3)],  # of more than one completion, the outcome has the groups' ages alone
-)
-def test_a_cluster_has_learning_floor_and_times(group, close):
-    settings = ["batch=8", f"group_size={group}", "samplers.slots=16", "lengths.mean=50"]
-    settings += ["duration=60", "target_reward=0.5"]
-    made = read("--cluster", *FITTED, *settings)
-    cluster = Cluster.from_mapping(
-        {
-            "batch": 8, "group_size": group, "lengths": {"mean": 50}, "duration": 60,
-            "samplers": {"slots": 16, "tokens_per_second": 1 / 0.002 / 16},
-            "trainers": {"count": 1, "overhead": 0.5, "tokens_per_second": float("inf")},
-            "learning": LEARNING, "floor": FLOOR, "target_reward": 0.5,
-        }
-    )  # fmt: skip
-    expected = run_cluster(cluster)  # its learning is the model's own: no kicks, no noise
-    assert made["steps"] == expected.steps > 10
-    assert expected.staleness.largest > 1
-    for name in ("mismatch", "drift", "reward"):
-        found, model = np.array(made["learned"][name]), getattr(expected.learned, name)
-        assert found[-10:] == pytest.approx(np.array(model[-10:]), rel=4 * close)
-    assert made["target"] == pytest.approx(asdict(expected.target))
-    assert "a note of its own" in made["notes"]
-    headroom = largest_stable_staleness(cluster, 0.1)
-    again = read("--cluster", *FITTED, *settings, "--margin", "0.1")
-    assert again["headroom"]["max_staleness"] == headroom.max_staleness
+def test_the_plan_is_among_the_settings_and_precision_is_not():
+    made = read(*FITTED, "max_staleness=3")
+    assert made["settings"] == {
+        "plan": "four", "max_staleness": 3, "weight_sync": False, "batch": 4, "horizon": "med",
+        "samplers": 4, "seed": 0,
+    }  # fmt: skip
+    assert "settings    plan=four max_staleness=3" in printed(*FITTED, "max_staleness=3")
+    compared = ["--calibration", "c.json", "max_staleness=3", "--compare"]
+    both = read(*compared, "plan=four", "plan=bf16")
+    assert both["A"]["final_reward"] == made["final_reward"]
+    assert [both[arm]["settings"]["plan"] for arm in "AB"] == ["four", "bf16"]
+    assert [both[arm]["quantization_floor"] for arm in "AB"] == [FLOOR, 0.0]
+    text = printed(*compared, "plan=four", "plan=bf16")
+    assert "settings     A     B\nplan      four  bf16\n" in text
+    points = read(*FITTED[:2], "--sweep", "plan=four,bf16", "max_staleness=3")["points"]
+    assert [point["settings"]["plan"] for point in points] == ["four", "bf16"]
+    assert [p["final_reward"] for p in points] == [both[arm]["final_reward"] for arm in "AB"]
+    for word in ("fp8", "fp4", "dequantized"):
+        assert word not in text + json.dumps([made, both])
+
+
+def test_times_are_those_of_the_plan_over_bf16s():
+    """A rollout takes half the time, a step 1.25 times the post's 1.7."""
+    four, bf16 = (read("--calibration", "c.json", f"plan={name}") for name in ("four", "bf16"))
+    assert (
+        "times of four over those of bf16, as in the runs: rollouts 0.50, steps 1.25"
+        in four["notes"]
+    )
+    assert not any("times" in note for note in bf16["notes"])
+    post = read("precision=bf16")
+    for made, sampling, update in ((four, 0.5, 1.25), (bf16, 1.0, 1.0)):
+        first, reference = made["all_rollouts"][0], post["all_rollouts"][0]
+        lasted = [rollout["end"] - rollout["start"] for rollout in (first, reference)]
+        assert lasted[0] == pytest.approx(sampling * lasted[1], abs=0.05)
+        step = made["all_steps"][0]
+        assert step["end"] - step["start"] == pytest.approx(1.7 * update, abs=0.05)
+
+
+def test_times_that_are_not_known_are_the_posts(here):
+    odd = read("--calibration", "c.json", "plan=odd", "weight_sync=true")
+    said = "rollouts and steps take the post's BF16 times: the calibration does not have those of"
+    assert f"{said} both odd and bf16" in odd["notes"]
+    assert "a broadcast takes the post's BF16 time, whatever odd sends" in odd["notes"]
+    post = read("precision=bf16", "weight_sync=true")
+    times = [[step["start"] for step in made["all_steps"]] for made in (odd, post)]
+    assert times[0] == times[1]
 
 
 def test_without_drift_nothing_is_said_of_stability(here):
     flat = replace(
         CALIBRATION,
         learning=replace(LEARNING, gain=0.0, feedback=0.0, drift_cost=0.0),
-        parts={"drift": Part(taken=False, fall=0.0, error=0.1)},
+        parts={name: Part(taken=name != "drift", fall=0.0, error=0.1) for name in PARTS},
     )
     (here / "c.json").write_text(flat.to_json())
     text = " ".join(printed(*FITTED).split())
@@ -153,30 +133,38 @@ def test_without_drift_nothing_is_said_of_stability(here):
         printed("--cluster", *FITTED, "--margin", "0.1")
 
 
+OURS = "with --calibration the plan says what precision does"
 BAD = [
-    (["--calibration", "c.json"], "--calibration: give plan=NAME, one of four, bf16"),
-    (["--calibration", "c.json", "plan=for"], "the calibration has no plan for, only four, bf16"),
-    ([*FITTED, "bf16_tail=false"], "bf16_tail does nothing with --calibration"),
-    ([*FITTED, "--sweep", "four_over_six=true,false"], "four_over_six does nothing"),
-    ([*FITTED, "--compare", "plan=four", "bf16"], "plan is given for both sides too"),
-    (["--cluster", *FITTED, "floor=0.1"], "floor is the calibration's"),
+    (["--calibration", "c.json"], "--calibration: give plan=NAME, one of four, bf16, odd"),
+    (["--calibration", "c.json", "plan=for"], "has no plan for, only four, bf16, odd"),
+    (["--calibration", "c.json", "plan=true"], "has no plan true, only four"),
+    *[([*FITTED, f"{key}={value}"], f"{key}: {OURS}; take it out")
+      for key, value in (("precision", "fp8"), ("backward", "high_precision"),
+                         ("bf16_tail", "false"), ("shared_experts", "true"))],
+    ([*FITTED, "--sweep", "four_over_six=true,false"], f"four_over_six: {OURS}"),
+    ([*FITTED, "--preset", "fp4_full"], f"--preset fp4_full: {OURS}"),
+    ([*FITTED, "--recipe", "4bitter"], f"--recipe 4bitter: {OURS}"),
+    (["--calibration", "c.json", "--compare", "plan=four", "bf16"], f"--compare bf16: {OURS}"),
+    (["--calibration", "c.json", "--compare", "plan=four", "plan=bf16,precision=fp8"], OURS),
+    ([*FITTED, "--compare", "plan=four", "batch=8"], "plan is given for both sides too"),
+    (["--calibration", "c.json", "--compare", "plan=four", "batch=8"], "give plan=NAME"),
+    ([*FITTED, "--page"], "--calibration does nothing with --page"),
+    ([*CLUSTER, "floor=0.1"], "floor is the calibration's"),
+    ([*CLUSTER, "--sweep", "floor=0.1,0.2"], "floor is the calibration's"),
+    ([*CLUSTER, "trainers.count=2"], "trainers.count is 1 with --calibration"),
+    ([*CLUSTER, "trainers.price=2"], "trainers.price does nothing with --calibration"),
+    ([*CLUSTER, "samplers.price=2"], "samplers.price does nothing with --calibration"),
+    ([*CLUSTER, "trainers=5"], "trainers is a mapping"),
+    ([*CLUSTER, "samplers.slots=many"], "samplers.slots is a whole number"),
     (["--cluster", "--calibration", "c.json"], "--calibration: give plan=NAME"),
-]
+    (["--cluster", "--calibration", "c.json", "plan=odd"], "trainers.tokens_per_second is not known"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("arguments", "says"), BAD, ids=lambda value: " ".join(value)[:40])
 def test_what_does_not_go_with_it(arguments, says):
     with pytest.raises(UserError, match=says):
         printed(*arguments)
-
-
-def test_the_page_has_the_constants_and_says_what_it_leaves_out(here):
-    changed = replace(CALIBRATION, settling=0.25)
-    (here / "c.json").write_text(changed.to_json())
-    lines = printed(*FITTED, "--page").splitlines()
-    assert lines[0] == "page  simulator.html"
-    assert "note  the page's model has no settling; the calibration's is 0.25" in lines
-    assert "0.004" in (here / "simulator.html").read_text()
 
 
 def record(store: Store, lag: int, seed: int, experiment: str, status: str = "FINISHED") -> None:
@@ -211,8 +199,10 @@ def test_a_calibration_of_runs_in_mlflow(here, monkeypatch):
         for seed in (0, 1):
             record(store, lag, seed, "grid")
     record(store, 4, 2, "grid", "FAILED")
+    for experiment in ("few", "grid"):
+        store.add("stopped", {}, experiment=experiment, status="KILLED")  # before its first step
     before = sorted(here.iterdir())
-    with pytest.raises(UserError, match="a calibration needs"):
+    with pytest.raises(UserError, match="a calibration needs .* has 1; .*; left out: 1 of 2 runs"):
         printed("--calibrate", "few", "--save", "fit.json")
     assert sorted(here.iterdir()) == before
 
@@ -220,7 +210,7 @@ def test_a_calibration_of_runs_in_mlflow(here, monkeypatch):
         app, ["simulate", "--calibrate", "grid", "--save", "fit.json"], catch_exceptions=False
     )
     assert done.exit_code == 0
-    assert "left out: 1 of 9 runs, which are not finished" in done.stderr
+    assert "left out: 2 of 10 runs, which are not finished" in done.stderr
     lines = done.stdout.splitlines()
     assert lines[0].startswith("8 runs of 4 settings, up to 30 steps of 8 groups")
     assert lines[-1] == "calibration  fit.json"

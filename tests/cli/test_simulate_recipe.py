@@ -1,14 +1,21 @@
 """From recipes to settings of the reference model: what is taken, asked for, or said."""
 
 import json
+from collections import Counter
 
 import pytest
 from typer.testing import CliRunner
 
+from lightning_qrl.asynchrony.schedule import Schedule
 from lightning_qrl.cli import app
+from lightning_qrl.cli.simulating.recipe_cluster import recipe_cluster
 from lightning_qrl.errors import UserError
 from lightning_qrl.launch.simulated import read_recipe
 from lightning_qrl.recipe import recipe_names
+from lightning_qrl.simulator.closed_forms import critical_staleness
+from lightning_qrl.simulator.cluster import Cluster, run
+from lightning_qrl.simulator.cluster.asynchrony import TOKENS
+from lightning_qrl.simulator.dynamics import floor
 from lightning_qrl.simulator.settings import PRESETS, Settings
 
 DQ, HP = "dequantized", "high_precision"
@@ -55,8 +62,9 @@ def test_a_shipped_recipe(name):
     assert set(reading.unknown) == unknown
     Settings(**reading.values)
     if name in NOTED:
-        assert len(reading.notes) == len(NOTED[name])
-        assert all(part in note for part, note in zip(NOTED[name], reading.notes, strict=True))
+        parts = ["not taken over: grpo.prompts_per_rollout=16 and grpo.group_size=", *NOTED[name]]
+        assert len(reading.notes) == len(parts)
+        assert all(part in note for part, note in zip(parts, reading.notes, strict=True))
 
 
 def test_the_published_recipe_is_the_preset():
@@ -112,7 +120,7 @@ UNKNOWN = [
 def test_what_the_model_does_not_know_has_to_be_given(reading, callbacks, keys, says):
     found = reading(f"callbacks: {{{callbacks}}}")
     assert list(found.unknown) == keys
-    with pytest.raises(UserError, match=f"recipe mine: {says}.*give the {keys[0]}"):
+    with pytest.raises(UserError, match=f"recipe mine: {says}.*give the {' and the '.join(keys)}"):
         found.with_given({})
     values = {"precision": "fp4", "backward": DQ, "bf16_tail": True, "shared_experts": True,
               "four_over_six": True}  # fmt: skip
@@ -129,7 +137,20 @@ def test_another_format_of_four_bits_is_not_taken_for_this_one(reading):
 
 
 NOTES = [
-    ("rollout: {max_staleness: 1, completion_time: 2, in_flight_update: true}", "in_flight_update"),
+    (
+        "rollout: {max_staleness: 1, completion_time: 2, in_flight_update: true}",
+        "not taken over: rollout.in_flight_update=true, rollout.completion_time=2; qrl simulate "
+        "--cluster --recipe ",
+    ),
+    (
+        "rollout: {temperature: 0.5, max_staleness: 3, weight_sync_every: 3, queue_depth: 1}",
+        "rollout.queue_depth=1, rollout.weight_sync_every=3, rollout.temperature=0.5; qrl simulate",
+    ),
+    ("rollout: {top_p: 0.9}", "not taken over: rollout.top_p=0.9"),
+    (
+        "rollout: {max_staleness: 3}",
+        "the recipe's lag is 3 versions, for every rollout from step 3",
+    ),
     ("grpo: {minibatches: 2}", "it takes 2 optimizer steps on one rollout"),
     ("callbacks: {truncated_importance_sampling: {cap: 2.0}}", "truncated_importance_sampling"),
     ("callbacks: {sensitive_weights: {select: shared_experts}}", "attention is quantized too"),
@@ -138,8 +159,76 @@ NOTES = [
 
 @pytest.mark.parametrize(("text", "says"), NOTES)
 def test_what_the_model_leaves_out_is_said(reading, text, says):
-    (note,) = reading(text).notes
+    notes = reading(text).notes
+    (note,) = (note for note in notes if "grpo.prompts_per_rollout=16" not in note)
     assert says in note
+
+
+@pytest.mark.parametrize(
+    ("text", "lag"),
+    [
+        ("rollout: {max_staleness: 0}", None),
+        ("rollout: {max_staleness: 8}", 8),
+        ("rollout: {max_staleness: 4}\ngrpo: {minibatches: 2}", 4),
+        ("rollout: {max_staleness: 3, weight_sync_every: 2, queue_depth: 2}", None),
+        ("rollout: {max_staleness: 1, completion_time: 2, completion_time_spread: 0.8}", None),
+    ],
+)
+def test_the_lag_is_that_of_the_trainers_schedule(reading, text, lag):
+    rollouts = reading(text).rollouts
+    assert rollouts.lag == lag
+    if rollouts.asynchrony.max_staleness:
+        ages = {
+            phase.number * rollouts.updates - group.spans[0].version
+            for phase in phases(rollouts, 40)[10:]
+            for group in phase.groups
+        }
+        assert (ages == {lag}) == (lag is not None)
+
+
+def phases(rollouts, count):
+    """Of the trainer."""
+    schedule = Schedule(
+        rollouts.asynchrony, groups=rollouts.groups, updates=rollouts.updates, tokens=TOKENS,
+        samplers=rollouts.asynchrony.samplers or rollouts.groups, seed=0,
+    )  # fmt: skip
+    return [schedule.next_phase() for _ in range(count)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "rollout: {max_staleness: 8}",
+        "rollout: {max_staleness: 3, weight_sync_every: 3, queue_depth: 1}",
+        "rollout: {max_staleness: 2, completion_time: 1.5, queue_depth: 3, samplers: 24}\n"
+        "grpo: {minibatches: 2, prompts_per_rollout: 8}",
+    ],
+)
+def test_a_cluster_does_what_the_recipes_trainer_does(reading, tmp_path, text):
+    found = reading(text)
+    values, notes = recipe_cluster(str(tmp_path / "mine.yaml"))
+    outcome = run(Cluster.from_mapping(values))
+    assert outcome.steps == 80
+    for seen, phase in zip(
+        outcome.phases, phases(found.rollouts, len(outcome.phases)), strict=True
+    ):
+        begun_with = phase.number * found.rollouts.updates
+        ages = Counter(begun_with - group.spans[0].version for group in phase.groups)
+        assert seen.ages == tuple(sorted(ages.items()))
+        assert (seen.waiting, seen.discarded) == (phase.waiting, phase.discarded)
+    assert values["floor"] == floor(Settings(**PRESETS["fp4_full"]))
+    assert "optimizer step" in notes[0]
+    derived = found.rollouts.lag is not None
+    assert [note.split()[0] for note in notes[1:]] == ["queue_depth=8"] * derived
+
+
+def test_a_synchronous_recipe_is_a_cluster_too(reading, tmp_path):
+    reading("trainer: {max_steps: 7}", "nvfp4_w4a16")
+    values, (_, note) = recipe_cluster(str(tmp_path / "mine.yaml"))
+    outcome = run(Cluster.from_mapping(values))
+    assert (outcome.steps, outcome.staleness.largest, outcome.rollouts.discarded) == (7, 0, 0)
+    assert (outcome.seconds, outcome.gpu_hours) == (7, 0)
+    assert note.startswith("the floor is BF16's, as its weights are in nvfp4")
 
 
 def test_the_command(tmp_path, monkeypatch):
@@ -156,7 +245,15 @@ def test_the_command(tmp_path, monkeypatch):
     made = json.loads(printed("-r", "4bitter_async", "batch=8", "--format", "json"))
     assert made["settings"]["max_staleness"] == 8
     assert made["settings"]["batch"] == 8
-    assert made["notes"] == list(read_recipe("4bitter_async").notes)
+    *static, of_lag = made["notes"]
+    assert static == list(read_recipe("4bitter_async").notes)
+    critical = critical_staleness(floor(Settings(**made["settings"])))
+    assert f"8 the drift has no fixed point (critical lag {critical:.1f})" in of_lag
+    assert "note the model's cap" not in text  # of 8, where another is given
+
+    cluster = json.loads(printed("--cluster", "-r", "4bitter_async", "--format", "json", "steps=9"))
+    assert (cluster["steps"], cluster["seconds"]) == (9, 9)
+    assert cluster["staleness"]["largest"] == 8
 
     both = json.loads(printed("--compare", "fp4_full", "4bitter_moe", "--format", "json"))
     assert both["A"]["settings"] == {**both["B"]["settings"], "max_staleness": 2}

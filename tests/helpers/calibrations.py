@@ -74,6 +74,7 @@ def run(
         update_seconds=(0.25,) * len(lags),
         tokens=(100.0,) * len(lags),
         batch=8,
+        group_size=4,
     )
 
 

@@ -34,7 +34,7 @@ def test_a_stored_run_is_read_back(tmp_path):
     tags = {"qrl.recipe": "fp8", "qrl.recipe_hash": "abc", "qrl.seed": "3"}
     params = {
         "seed": "3", "optimizer.lr": "0.0001", "rollout.max_staleness": "2",
-        "grpo.prompts_per_rollout": "8", "tracking.experiment": "tests",
+        "grpo.prompts_per_rollout": "8", "grpo.group_size": "16", "tracking.experiment": "tests",
         "callbacks.forward_quantization.format": "fp8_e4m3",
         "callbacks.held_out_evaluation.prompts": "512",
     }  # fmt: skip
@@ -43,7 +43,10 @@ def test_a_stored_run_is_read_back(tmp_path):
     found = observed(run)
     assert (found.recipe, found.setting, found.seed, found.batch) == ("fp8", "abc", 3, 8)
     assert found.plan_text == "callbacks.forward_quantization.format=fp8_e4m3"
-    assert dict(found.alike) == {"optimizer.lr": "0.0001", "grpo.prompts_per_rollout": "8"}
+    assert dict(found.alike) == {
+        "optimizer.lr": "0.0001", "grpo.prompts_per_rollout": "8", "grpo.group_size": "16"
+    }  # fmt: skip
+    assert found.group_size == 16
     assert found.lags == (((2.0, 1.0),),) * 20
     assert found.mismatch[0] == 0.1
     assert found.reward[-1] == 0.9
@@ -72,6 +75,12 @@ def test_a_run_that_came_apart_is_read_up_to_there():
     run = observed(recorded("run", found))
     assert len(run.mismatch) == len(run.lags) == 15
     assert run.held_out == ((0, 0.3), (10, 0.6))
+
+
+def test_a_bucket_that_was_logged_for_fewer_steps_is_read_as_far_as_it_goes():
+    found = metrics(1.0)
+    found["async/staleness/lag_2"] = History(STEPS[:5], np.zeros(5))
+    assert observed(recorded("run", found)).lags == (((1.0, 1.0),),) * 20
 
 
 def test_what_is_missing_is_named():

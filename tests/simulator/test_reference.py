@@ -193,7 +193,7 @@ def test_other_constants_are_another_model() -> None:
         ({"batch": 0}, "batch must be at least 1 and at most 1024, got 0"),
         ({"max_staleness": -1}, "max_staleness must be at least 0"),
         ({"max_staleness": 1.5}, "max_staleness is a whole number, got 1.5"),
-        ({"max_staleness": True}, "max_staleness is a whole number, got True"),
+        ({"max_staleness": True}, "max_staleness is a whole number, got true"),
         ({"weight_sync": 1}, "weight_sync is true or false, got 1"),
         ({"horizon": ["med"]}, "horizon is short or med or long"),
     ],

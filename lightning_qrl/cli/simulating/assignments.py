@@ -7,6 +7,7 @@ from typing import Any
 from lightning_qrl.errors import UserError
 
 RANGE = re.compile(r"\s*(-?\d+)\.\.(-?\d+)\s*")
+LIKE_RANGE = re.compile(r"[\w.]\.\.[\w-]|\w\.\.|^\s*\.\.\d")  # and no path, as ../lengths
 MOST = 10_000  # runs of a sweep
 
 
@@ -75,6 +76,11 @@ def _values(key: str, text: str, most: int) -> list[Any]:
             raise UserError(f"--sweep {key}={text}: it ends before it begins")
         _check_count(key, last - first + 1, most)
         return list(range(first, last + 1))
+    if LIKE_RANGE.search(text):
+        raise UserError(
+            f"--sweep {key}={text}: a..b takes two whole numbers; list other values, as in "
+            f"{key}=v1,v2"
+        )
     from lightning_qrl.ablation.factors import split_values
     from lightning_qrl.recipe import parse_overrides
 

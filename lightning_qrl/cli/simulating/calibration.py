@@ -9,20 +9,28 @@ from typing import TYPE_CHECKING, Any
 
 from lightning_qrl.cli.simulating.showing import waiting
 from lightning_qrl.errors import UserError
-from lightning_qrl.simulator.constants import POST, Constants, Floors, Kick
+from lightning_qrl.simulator.calibrated.settings import PlanSettings
+from lightning_qrl.simulator.constants import POST, Constants, Floors, Kick, Times
 from lightning_qrl.simulator.reference import simulate
 from lightning_qrl.simulator.settings import Settings
 from lightning_qrl.simulator.summary import Summary, summarize
 from lightning_qrl.simulator.trace import Trace
+from lightning_qrl.simulator.words import plain
 
 if TYPE_CHECKING:
     from lightning_qrl.simulator.calibrated import Calibration
 
 NO_KICK = Kick(size=0.0, probability=0.0)
+UNIT = "bf16"  # the plan whose times are the unit, as in the post's model
+TIMES = MappingProxyType({"sampling_seconds": "rollouts", "update_seconds": "steps"})
 
 
 def fit(experiments: Sequence[str], save: Path | None, *, as_json: bool) -> None:
-    """Fit the model to finished runs in MLflow, print what came of it, and write it to a file."""
+    """Fit the model to finished runs in MLflow, print what came of it, and write it to a file.
+
+    Raises:
+        UserError: there are no runs, or too few that can be used.
+    """
     from lightning_qrl.reports.calibration import METRICS, calibration_text, observed
     from lightning_qrl.simulator.calibrated import calibrate
     from lightning_qrl.tracking.client import tracking_uri
@@ -30,11 +38,16 @@ def fit(experiments: Sequence[str], save: Path | None, *, as_json: bool) -> None
 
     recorded = select_runs(tracking_uri(None), experiments).read(METRICS)
     finished = [run for run in recorded if run.status == "FINISHED"]
-    if left := len(recorded) - len(finished):
-        print(f"left out: {left} of {len(recorded)} runs, which are not finished", file=sys.stderr)
-    runs = [observed(run) for run in finished]
-    with waiting(f"fitting {len(runs)} runs"):
-        calibration = calibrate(runs)
+    left = len(recorded) - len(finished)
+    out = f"left out: {left} of {len(recorded)} runs, which are not finished" if left else ""
+    try:
+        runs = [observed(run) for run in finished]
+        with waiting(f"fitting {len(runs)} runs"):
+            calibration = calibrate(runs)
+    except UserError as error:
+        raise UserError(f"{error}; {out}" if out else str(error)) from None
+    if out:
+        print(out, file=sys.stderr)
     print(calibration.to_json() if as_json else calibration_text(calibration), end="")
     if save is not None:
         write(save, calibration.to_json())
@@ -75,28 +88,35 @@ def plan_of(calibration: "Calibration", name: Any) -> str:
     if name is None:
         known = ", ".join(calibration.plans)
         raise UserError(f"--calibration: give plan=NAME, one of {known}")
-    calibration.plan(str(name))
-    return str(name)
+    calibration.plan(plain(name))
+    return plain(name)
 
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
     """The reference model's clock with what a calibration says of mismatch, drift and reward.
 
-    Times stay the post's, in its own unit. There are no kicks and no noise: none were fitted.
+    The unit of time is the post's, its BF16; a plan's times are to it as the medians of its runs
+    are to those of the plan ``bf16``. There are no kicks and no noise: none were fitted.
 
     Attributes:
         calibration: the constants.
-        plan: the precision plan whose floor it is.
     """
 
     calibration: "Calibration"
-    plan: str
 
-    @property
-    def constants(self) -> Constants:
+    def settings(self, **values: Any) -> PlanSettings:
+        """Settings of a run, ``plan`` among them.
+
+        Raises:
+            UserError: there is no such plan.
+            ValueError: another value is impossible.
+        """
+        return PlanSettings(**{**values, "plan": plan_of(self.calibration, values.get("plan"))})
+
+    def constants(self, plan: str) -> Constants:
         """Those of the post, with what was fitted, and one floor whatever the settings."""
-        floor = self.calibration.plan(self.plan).floor
+        floor = self.calibration.plan(plan).floor
         floors = Floors(
             precision=MappingProxyType(dict.fromkeys(POST.floors.precision, floor)),
             four_over_six=floor,
@@ -106,8 +126,8 @@ class Fitted:
             plain_fp4=0.0,
         )
         return replace(
-            POST, learning=self.calibration.learning, floors=floors, high_precision_kick=NO_KICK,
-            plain_kick=NO_KICK,
+            POST, times=_times(self.calibration, plan), learning=self.calibration.learning,
+            floors=floors, high_precision_kick=NO_KICK, plain_kick=NO_KICK,
         )  # fmt: skip
 
     def simulate(self, settings: Settings) -> tuple[Trace, tuple[str, ...]]:
@@ -117,11 +137,13 @@ class Fitted:
         """
         from lightning_qrl.simulator.calibrated import predict
 
-        trace, notes = simulate(settings, self.constants), self.calibration.notes
+        plan, calibration = _plan(settings), self.calibration
+        trace = simulate(settings, self.constants(plan))
+        notes = (*calibration.notes, *_notes_on_times(calibration, plan, settings))
         if not trace.steps:
             return trace, notes
-        found = predict(self.calibration, self.plan, [s.ages for s in trace.steps], settings.batch)
-        of_drift = self.calibration.learning.drift_in_mismatch
+        found = predict(calibration, plan, [step.ages for step in trace.steps], settings.batch)
+        of_drift = calibration.learning.drift_in_mismatch
         steps = tuple(
             replace(
                 step, mismatch=shown - of_drift * drift, shown=shown, drift=drift, reward=reward
@@ -139,11 +161,41 @@ class Fitted:
     def outcome(self, settings: Settings) -> tuple[Summary, tuple[str, ...]]:
         """What comes of a run, and why not to trust it."""
         trace, notes = self.simulate(settings)
-        return summarize(trace, self.constants), notes
+        return summarize(trace, self.constants(_plan(settings))), notes
 
-    def notes_on_page(self) -> Iterator[str]:
-        """What a model that takes the constants alone leaves out."""
-        yield from self.calibration.notes
-        for name in ("settling", "erosion"):
-            if value := getattr(self.calibration, name):
-                yield f"the page's model has no {name}; the calibration's is {value:.3g}"
+
+def _plan(settings: Settings) -> str:
+    assert isinstance(settings, PlanSettings), "settings are not those of `Fitted.settings`"
+    return settings.plan
+
+
+def _times(calibration: "Calibration", plan: str) -> Times:
+    sampling, update = (_ratio(calibration, plan, name) or 1.0 for name in TIMES)
+    step = MappingProxyType(dict.fromkeys(POST.times.step_factor[UNIT], update))
+    return replace(
+        POST.times,
+        rollout_factor=MappingProxyType({UNIT: sampling}),
+        step_factor=MappingProxyType({UNIT: step}),
+    )
+
+
+def _ratio(calibration: "Calibration", plan: str, name: str) -> float | None:
+    """A plan's seconds over those of the plan that is the unit; None: not known."""
+    plans = calibration.plans
+    own, unit = getattr(plans[plan], name), getattr(plans.get(UNIT), name, None)
+    return None if own is None or unit is None else float(own / unit)
+
+
+def _notes_on_times(calibration: "Calibration", plan: str, settings: Settings) -> Iterator[str]:
+    if plan == UNIT:
+        return
+    ratios = {what: _ratio(calibration, plan, name) for name, what in TIMES.items()}
+    if known := [f"{what} {ratio:.2f}" for what, ratio in ratios.items() if ratio is not None]:
+        yield f"times of {plan} over those of {UNIT}, as in the runs: {', '.join(known)}"
+    if unknown := [what for what, ratio in ratios.items() if ratio is None]:
+        yield (
+            f"{' and '.join(unknown)} take the post's BF16 times: the calibration does not have "
+            f"those of both {plan} and {UNIT}"
+        )
+    if settings.weight_sync:
+        yield f"a broadcast takes the post's BF16 time, whatever {plan} sends"

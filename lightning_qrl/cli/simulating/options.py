@@ -1,5 +1,7 @@
 """The options of `qrl simulate`, and which of them go together."""
 
+from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Annotated
 
@@ -11,13 +13,14 @@ PAGE = "simulator.html"
 PRESETS = "bf16, fp8_hp, fp8_dq, fp4_naive, fp4_dq, fp4_46_dq, fp4_46_dq_tail, fp4_full"
 SETTINGS = (
     "precision, backward, bf16_tail, shared_experts, four_over_six, max_staleness, weight_sync, "
-    "batch, horizon, samplers, seed; with --cluster, dotted keys of a cluster."
+    "batch, horizon, samplers, seed; with --cluster, keys such as samplers.slots: --format json "
+    "shows all of them."
 )
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help=SETTINGS)]
 Preset = Annotated[str | None, typer.Option(metavar="NAME", help=f"Start from one of {PRESETS}.")]
 Recipe = Annotated[
     str | None,
-    typer.Option("--recipe", "-r", help="Start from a recipe's precision and staleness."),
+    typer.Option("--recipe", "-r", help="Start from a recipe's precision and asynchrony."),
 ]
 Compare = Annotated[
     tuple[str, str] | None,
@@ -28,6 +31,10 @@ Compare = Annotated[
 Sweep = Annotated[
     list[str] | None,
     typer.Option(metavar="KEY=A..B", help="A range, or a list (v1,v2); twice: a heat map."),
+]
+Seeds = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="N seeds each: mean reward, and how many runs diverge."),
 ]
 Page = Annotated[
     Path | None, typer.Option(metavar="[FILE]", help=f"Write the interactive page; {PAGE}.")
@@ -56,12 +63,15 @@ EVERYWHERE = {"--calibration", "--format", "KEY=VALUE"}
 START = {"--preset", "--recipe"}
 USES = {  # what each way of simulating has a use for
     "--calibrate": {"--save", "--format"},
-    "--cluster": {"--settings", "--margin", "--sweep", *EVERYWHERE},
-    "--page": {"--calibration", "KEY=VALUE", *START},
+    "--cluster": {"--settings", "--recipe", "--margin", "--sweep", *EVERYWHERE},
+    "--page": {"KEY=VALUE", *START},
     "--compare": EVERYWHERE,
-    "--sweep": {*EVERYWHERE, *START},
-    "": {*EVERYWHERE, *START},
+    "--sweep": {"--seeds", *EVERYWHERE, *START},
+    "": {"--seeds", *EVERYWHERE, *START},
 }
+SEVERAL = {"--sweep", "--calibrate"}  # may be given more than once
+FLAGS = {"--cluster"}
+SHORT = {"-r": "--recipe"}
 NEEDS = {"--save": "--calibrate", "--settings": "--cluster", "--margin": "--cluster"}
 
 
@@ -72,8 +82,26 @@ def check_together(given: set[str]) -> None:
         without = NEEDS.get(option)
         reason = f"without {without}" if without else f"with {way}"
         raise UserError(f"{option} does nothing {reason}; take it out")
-    if given >= START:
-        raise UserError("--preset and --recipe both say where to start from; give one of them")
+    for a, b in (("--preset", "--recipe"), ("--settings", "--recipe")):
+        if given >= {a, b}:
+            raise UserError(f"{a} and {b} both say where to start from; give one of them")
+    if given >= {"--cluster", "--recipe", "--calibration"}:
+        raise UserError(
+            "--recipe and --calibration both say how long things take in a cluster; give one of "
+            "them"
+        )
+
+
+def check_once(arguments: Sequence[str]) -> None:
+    """Raise UserError for an option that is given twice, where the last would win in silence."""
+    seen = set()
+    for argument in takewhile("--".__ne__, arguments):
+        name = argument.partition("=")[0]
+        name = SHORT.get(name[:2], name)
+        if name in seen and name not in SEVERAL | FLAGS:
+            raise UserError(f"{name} is given twice; take one of them out")
+        if name.startswith("--"):
+            seen.add(name)
 
 
 def with_page_file(arguments: list[str]) -> list[str]:

@@ -1,5 +1,7 @@
 """From runs to a calibration: check, fit, judge on what was left out, put intervals on it.
 
+A run that diverges counts up to where it does, see `divergence`.
+
 The model begins without drift, and settling, erosion (see `trajectories`) and drift are tried one
 after the other. A part that does not lower the error on settings that were left out by more than
 chance is not taken. Drift must besides be drift: a gain whose interval is above 0, and a decay
@@ -9,23 +11,26 @@ diverging.
 """
 
 import hashlib
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from lightning_qrl.errors import UserError
-from lightning_qrl.simulator.calibrated.calibration import Calibration, Domain, Part, Plan
+from lightning_qrl.simulator.calibrated.calibration import PARTS, Calibration, Domain, Part, Plan
+from lightning_qrl.simulator.calibrated.divergence import before_divergence
 from lightning_qrl.simulator.calibrated.fit import Fit, fit
-from lightning_qrl.simulator.calibrated.goodness import LeftOut, judged, leave_out
+from lightning_qrl.simulator.calibrated.goodness import LeftOut, judged, leave_out, leave_out_lags
 from lightning_qrl.simulator.calibrated.intervals import Interval, intervals
 from lightning_qrl.simulator.calibrated.observed import ObservedRun
 from lightning_qrl.simulator.calibrated.runs import Runs
 from lightning_qrl.simulator.calibrated.structure import LEAST_LIMIT, Structure
 
 LEAST_RUNS, LEAST_LAGS = 6, 3
+FEW_SEEDS = 5
+SAME = 1e-9  # relative: numbers that are apart by no more are one
 MEMORY = 0.95  # a drift that loses so much in a step has none: it is a cost of the step
-PARTS = ("settling", "erosion", "drift")
 
 
 def calibrate(runs: Sequence[ObservedRun]) -> Calibration:
@@ -36,11 +41,12 @@ def calibrate(runs: Sequence[ObservedRun]) -> Calibration:
             one, alike in all but plan, lags, steps and seed.
 
     Raises:
-        UserError: there are too few, or they differ in more than that; the message says what is
-            missing and how to make it.
+        UserError: there are too few, they differ in more than that, one diverges at once, or all
+            are the same number; the message says what is missing and how to make it.
     """
     _check(runs)
-    prepared = prepare(runs)
+    sound = [before_divergence(run) for run in runs]
+    prepared = prepare(sound)
     plain = fit(prepared, Structure())
 
     def tried(structure: Structure, start: Fit) -> tuple[Fit, LeftOut]:
@@ -55,12 +61,15 @@ def calibrate(runs: Sequence[ObservedRun]) -> Calibration:
         part = judged(best[1], more[1])
         if part.taken and name == "drift":
             sure = intervals(prepared, more[0])
-            part = replace(part, taken=sure["gain"][0] > 0 and sure["decay"][1] < MEMORY)
+            lost = sure["decay"][1]
+            part = replace(part, taken=bool(sure["gain"][0]) and lost is not None and lost < MEMORY)
         parts[name] = part
         best = more if part.taken else best
     if not parts["drift"].taken:
         sure = intervals(prepared, best[0])
-    return _calibration(prepared, *best, tried(Structure(drift=True), first[0])[1], sure, parts)
+    reference = tried(Structure(drift=True), first[0])[1]
+    made = _calibration(prepared, *best, reference, sure, parts)
+    return replace(made, notes=(*made.notes, *_on_seeds(runs), *_on_divergence(runs, sound)))
 
 
 def _calibration(
@@ -86,6 +95,7 @@ def _calibration(
         intervals=sure,
         parts=parts,
         goodness=held.goodness,
+        goodness_of_lags=leave_out_lags(runs, found),
         reference=reference.goodness,
         guessed=tuple(held.guessed.values()),
         domain=_domain(runs.observed),
@@ -98,16 +108,19 @@ def _plan(floor: float, runs: Sequence[ObservedRun]) -> Plan:
         _median(getattr(run, name) for run in runs)
         for name in ("sampling_seconds", "update_seconds", "tokens")
     )
+    synchronous = [run.mismatch for run in runs if run.synchronous]
     return Plan(
         floor=floor,
+        measured_floor=float(np.mean(np.concatenate(synchronous))),
         sampling_seconds=sampling,
         update_seconds=update,
-        seconds_per_token=sampling / tokens if sampling is not None and tokens else None,
+        tokens=tokens,
     )
 
 
 def _median(series: Iterable[Sequence[float]]) -> float | None:
-    values = [value for one in series for value in one]
+    """Of what was measured: a clock that did not run says nothing."""
+    values = [value for one in series for value in one if math.isfinite(value) and value > 0]
     return float(np.median(values)) if values else None
 
 
@@ -119,6 +132,7 @@ def _domain(runs: Sequence[ObservedRun]) -> Domain:
         largest_lag=max(run.largest_lag for run in runs),
         steps=max(len(run.mismatch) for run in runs),
         batch=(min(batches), max(batches)),
+        group_size=runs[0].group_size,
         alike=dict(runs[0].alike),
     )
 
@@ -132,8 +146,34 @@ def _notes(drift: Part, sure: Mapping[str, Interval]) -> Iterable[str]:
         )
     elif not sure["feedback"][0] or not sure["decay"][0]:
         yield "drift: its feedback or its decay may be 0, so its limit of stability is not known"
-    if sure["mismatch_limit"][1] > 0.5 * LEAST_LIMIT**-0.5:
+    largest = sure["mismatch_limit"][1]
+    if largest is None or largest > 0.5 * LEAST_LIMIT**-0.5:
         yield "mismatch_limit: no loss of progress by mismatch was seen; it may as well not exist"
+
+
+def _on_seeds(runs: Sequence[ObservedRun]) -> Iterable[str]:
+    seeds = len({run.seed for run in runs})
+    if seeds == len(runs):
+        return
+    if seeds == 1:
+        few = "; no interval covers another seed"
+    else:
+        few = f"; the intervals rest on so few as {seeds}" if seeds < FEW_SEEDS else ""
+    yield (
+        f"seeds: {len(runs)} runs share {seeds}, and runs of one seed see the same prompts, so "
+        "their noise is shared: the verdicts on the parts, which take settings as independent, are "
+        f"surer than they should be{few}"
+    )
+
+
+def _on_divergence(runs: Sequence[ObservedRun], sound: Sequence[ObservedRun]) -> Iterable[str]:
+    cut = [
+        f"{run.name} after step {len(kept.reward)}"
+        for run, kept in zip(runs, sound, strict=True)
+        if kept is not run
+    ]
+    if cut:
+        yield f"diverged, and left out from there on: {', '.join(cut)}"
 
 
 def prepare(runs: Sequence[ObservedRun]) -> Runs:
@@ -177,6 +217,17 @@ def _check(runs: Sequence[ObservedRun]) -> None:
             "one: qrl fit --recipe RECIPE rollout.max_staleness=0 tracking.experiment=EXPERIMENT"
         )
     _check_alike(runs)
+    _check_varied(runs)
+
+
+def _check_varied(runs: Sequence[ObservedRun]) -> None:
+    for what in ("mismatch", "reward"):
+        values = np.concatenate([getattr(run, what) for run in runs])
+        if np.ptp(values) <= SAME * np.abs(values).max():
+            raise UserError(
+                f"the {what} of all runs is {values[0]:g} at every step, and nothing can be found "
+                f"from that; look at what the runs recorded, and name others"
+            )
 
 
 def _check_alike(runs: Sequence[ObservedRun]) -> None:

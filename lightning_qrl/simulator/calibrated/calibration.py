@@ -8,15 +8,17 @@ largest, and the reward that it would tend to without mismatch.
 """
 
 import json
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from lightning_qrl.errors import UserError
+from lightning_qrl.simulator.calibrated import checks
+from lightning_qrl.simulator.calibrated.checks import check_finite, check_limits
 from lightning_qrl.simulator.constants import Learning
 
 FORMAT = 1
-SIGNED = ("reward_start", "reward_ceiling", "reward_least")
+PARTS = ("settling", "erosion", "drift")  # in the order in which they are tried
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,16 +26,33 @@ class Plan:
     """What was found of one precision plan.
 
     Attributes:
-        floor: mismatch at lag 0 before the first step, in nats.
+        floor: typical mismatch at lag 0 before the first step, in nats, as the model has it: it is
+            fitted by square roots, so the few steps in which a plan's mismatch is far above its
+            usual one hardly move it.
+        measured_floor: mean mismatch over all steps of its synchronous runs, such steps included.
         sampling_seconds: median over steps; None where runs did not tell.
         update_seconds: the same of forward, backward and optimizer.
-        seconds_per_token: that is sampled, with all completions of a step side by side.
+        tokens: that a step is trained on, the same.
+
+    Raises:
+        ValueError: a number is impossible.
     """
 
     floor: float
+    measured_floor: float | None = None
     sampling_seconds: float | None = None
     update_seconds: float | None = None
-    seconds_per_token: float | None = None
+    tokens: float | None = None
+
+    def __post_init__(self) -> None:
+        check_limits(self, checks.PLAN)
+
+    @property
+    def seconds_per_token(self) -> float | None:
+        """That is sampled, with all completions of a step side by side; None: not known."""
+        if self.sampling_seconds is None or self.tokens is None:
+            return None
+        return self.sampling_seconds / self.tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +65,11 @@ class Domain:
         largest_lag: of any token, in versions.
         steps: of the longest run.
         batch: groups of a step, the fewest and the most.
+        group_size: completions of a group.
         alike: settings that all runs shared.
+
+    Raises:
+        ValueError: a number is impossible.
     """
 
     runs: int
@@ -54,26 +77,38 @@ class Domain:
     largest_lag: float
     steps: int
     batch: tuple[int, int]
+    group_size: int
     alike: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_limits(self, checks.DOMAIN)
+        least, most = self.batch
+        if not 1 <= least <= most <= checks.LARGEST:
+            raise ValueError(f"batch is the fewest groups and the most, got {least} and {most}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Goodness:
-    """Of one kind of numbers, on settings that were left out.
+    """Of one kind of numbers, on runs that were left out.
 
     Attributes:
         rmse: root of the mean squared error, in the unit of the numbers.
         rmse_of_mean: of the mean of the other runs.
         rmse_of_curve: of their mean at the same step.
-        r2: of the model against the mean.
+        rmse_of_lag: of the mean at the same step of the others of the same lag; None where no
+            other had it.
+        r2: of the model against the mean; None, as those below, against a rival without error.
         r2_of_curve: of the model against the mean at the same step.
+        r2_of_lag: of the model against that of the same lag, where there is one.
     """
 
     rmse: float
     rmse_of_mean: float
     rmse_of_curve: float
-    r2: float
-    r2_of_curve: float
+    rmse_of_lag: float | None
+    r2: float | None
+    r2_of_curve: float | None
+    r2_of_lag: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,14 +161,19 @@ class Calibration:
             policy that has learned it; 0 in the post's model.
         erosion_power: exponent with which that grows with what was learned.
         plans: by name.
-        intervals: 95%, of what was fitted, by name; floors as ``floor/PLAN``.
+        intervals: 95%, of what was fitted, by name; floors as ``floor/PLAN``. None for an end that
+            was not found within what the search may try.
         parts: of the model, by name: settling, erosion, drift; those that were taken earned it.
         goodness: on settings that were left out, by kind: mismatch, reward, held_out.
+        goodness_of_lags: where all settings of a lag were left out, each lag but 0.
         reference: the same of the post's structure, with drift and without settling.
         guessed: the settings that were left out.
         domain: what the runs were.
         notes: what these runs do not say, in words.
         format: of the file.
+
+    Raises:
+        ValueError: a number is impossible, there is no plan, or a part has no verdict.
     """
 
     learning: Learning
@@ -141,9 +181,10 @@ class Calibration:
     erosion: float
     erosion_power: float
     plans: Mapping[str, Plan]
-    intervals: Mapping[str, tuple[float, float]]
+    intervals: Mapping[str, tuple[float | None, float | None]]
     parts: Mapping[str, Part]
     goodness: Mapping[str, Goodness]
+    goodness_of_lags: Mapping[str, Goodness]
     reference: Mapping[str, Goodness]
     guessed: tuple[Guessed, ...]
     domain: Domain
@@ -151,17 +192,17 @@ class Calibration:
     format: int = FORMAT
 
     def __post_init__(self) -> None:
-        for name, value in vars(self.learning).items():
-            if not math.isfinite(value) or (value < 0 and name not in SIGNED):
-                raise ValueError(f"learning.{name} is a number of at least 0, got {value}")
-        for name in ("half", "mismatch_limit"):
-            if not getattr(self.learning, name):
-                raise ValueError(f"learning.{name} is above 0, got 0")
+        check_limits(self.learning, checks.LEARNING, "learning.")
+        check_limits(self, checks.NEW)
         if not self.learning.reward_start < self.learning.reward_ceiling:
-            raise ValueError("learning.reward_start is below learning.reward_ceiling")
-        for name, plan in self.plans.items():
-            if not 0 <= plan.floor < math.inf:
-                raise ValueError(f"plans.{name}.floor is a number of at least 0, got {plan.floor}")
+            raise ValueError("learning.reward_start must be below learning.reward_ceiling")
+        if not self.plans:
+            raise ValueError("plans is empty")
+        if self.parts.keys() != set(PARTS):
+            raise ValueError(f"parts must be {', '.join(PARTS)}, got {', '.join(self.parts)}")
+        if self.goodness.keys() != self.reference.keys():
+            raise ValueError("goodness and reference must be of the same kinds of numbers")
+        check_finite(asdict(self))
 
     def plan(self, name: str) -> Plan:
         """One plan.
@@ -201,11 +242,17 @@ class Calibration:
         try:
             found = TypeAdapter(Calibration).validate_json(text)
         except ValidationError as error:
-            first = error.errors()[0]
-            place = ".".join(map(str, first["loc"])) or "the file"
-            raise UserError(f"{where}: {place}: {first['msg']}; {anew}") from None
+            raise UserError(f"{where}: {_first(error.errors()[0])}; {anew}") from None
         if found.format != FORMAT:
             raise UserError(f"{where}: format {found.format}, and {FORMAT} is what is read; {anew}")
         if json.loads(text) != json.loads(found.to_json()):
             raise UserError(f"{where}: keys are missing or unknown; {anew}")
         return found
+
+
+def _first(error: Mapping[str, Any]) -> str:
+    """What pydantic says first, with the key."""
+    place = ".".join(map(str, error["loc"]))
+    if error["type"] == "value_error":  # by the classes above, whose text begins with a name
+        return f"{place}{'.' if place else ''}{error['ctx']['error']}"
+    return f"{place or 'the file'}: {error['msg']}"

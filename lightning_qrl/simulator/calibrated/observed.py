@@ -33,9 +33,10 @@ class ObservedRun:
         tokens: [S] that each step was trained on.
         discarded: groups that became too old.
         batch: groups of a step.
+        group_size: completions of a group.
 
     Raises:
-        UserError: it is too short, or a number in it is not finite.
+        UserError: it is too short, a number in it is not finite, or a mismatch is negative.
     """
 
     name: str
@@ -53,6 +54,7 @@ class ObservedRun:
     tokens: tuple[float, ...] = ()
     discarded: float = 0.0
     batch: int = 1
+    group_size: int = 1
 
     def __post_init__(self) -> None:
         steps = len(self.mismatch)
@@ -70,6 +72,11 @@ class ObservedRun:
         if not all(map(math.isfinite, [*self.mismatch, *self.reward, *held_out])):
             raise UserError(
                 f"run {self.name} has a mismatch or a reward that is not finite; leave it out"
+            )
+        if min(self.mismatch) < 0:
+            raise UserError(
+                f"run {self.name} has a mismatch of {min(self.mismatch):g}, and a mean of "
+                "|Δlogprob| is never negative; leave it out"
             )
 
     @property

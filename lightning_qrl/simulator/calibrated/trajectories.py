@@ -19,7 +19,7 @@ ceiling.
 What a step trains on was sampled g versions ago, and so was the reward that is measured on it:
 E[reward_(t-g)].
 
-A run that has diverged does not collapse here: constants are found before that.
+A run that has diverged does not collapse here: `divergence` ends runs before that.
 
 C sets of constants, R runs, S steps, K ages of a step.
 """

@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_qrl.simulator.cluster.checks import check_numbers
+from lightning_qrl.simulator.cluster.checks import check_numbers, written
 
 BLOCK = 4096
 LONGEST = 1_000_000_000  # tokens
@@ -76,12 +76,14 @@ class Empirical:
 
     def __post_init__(self) -> None:
         if isinstance(self.values, str) or not isinstance(self.values, tuple | list):
-            raise ValueError(f"values is a list of whole numbers, got {self.values!r}")
+            raise ValueError(f"values is a list of whole numbers, got {written(self.values)}")
         if not self.values:
             raise ValueError("values is empty; give the tokens of at least one completion")
         for value in self.values:
             if type(value) is not int or not 1 <= value <= LONGEST:
-                raise ValueError(f"values are whole numbers from 1 to {LONGEST}, got {value!r}")
+                raise ValueError(
+                    f"values are whole numbers from 1 to {LONGEST}, got {written(value)}"
+                )
 
     @classmethod
     def read(cls, file: Path) -> "Empirical":

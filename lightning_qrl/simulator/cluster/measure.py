@@ -1,5 +1,6 @@
 """Runs a cluster and says what it did."""
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 
@@ -20,6 +21,13 @@ from lightning_qrl.simulator.cluster.settings import Cluster
 from lightning_qrl.simulator.cluster.station import Station
 from lightning_qrl.simulator.cluster.system import COMPLETIONS, System
 from lightning_qrl.simulator.cluster.trainer import Training
+from lightning_qrl.simulator.cluster.workload import check_workload
+from lightning_qrl.simulator.constants import POST
+
+TOY = (
+    "mismatch, drift and reward are by the post's constants, a toy's, and say nothing of your own "
+    "policy; --calibration FILE replaces them"
+)
 
 
 def run(cluster: Cluster) -> Outcome:
@@ -27,7 +35,11 @@ def run(cluster: Cluster) -> Outcome:
 
     Returns:
         All that was measured. A run without an optimizer step says why (``why_no_step``).
+
+    Raises:
+        ValueError: it would take more than about a minute.
     """
+    check_workload(cluster)
     system = System(cluster)
     system.run()
     seconds = system.now / SECOND
@@ -227,7 +239,10 @@ def _notes(cluster: Cluster, system: System) -> tuple[str, ...]:
             "shorten duration or lower steps"
         )
     cap = cluster.max_staleness
-    reached = max((max(phase.first_ages) for phase in system.trainer.phases), default=0)
+    oldest = [max(phase.first_ages) for phase in system.trainer.phases]
+    reached = max(oldest, default=math.inf)
     if cap is not None and not system.discarded and cap > reached:
         notes.append(f"max_staleness={cap} was never reached: the oldest rollout was {reached}")
+    if cluster.learning == POST.learning and any(phase.ended for phase in system.trainer.phases):
+        notes.append(TOY)
     return tuple(notes)

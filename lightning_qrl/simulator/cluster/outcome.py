@@ -163,7 +163,7 @@ class Target:
         steps: optimizer steps to it; None if it is not reached within the window.
         hours: from the start.
         gpu_hours: of all GPUs.
-        cost: of these.
+        cost: of these, in dollars.
         why_not: in words, where it is not reached, and what to do.
     """
 
@@ -197,7 +197,7 @@ class Outcome:
         queue: finished rollouts that wait.
         in_flight: rollouts from their first completion's start to their last one's end.
         gpu_hours: of all GPUs, busy or not.
-        cost: of these.
+        cost: of these, in dollars.
         learned: drift and reward.
         target: what the target reward takes; None where none was asked for.
         phases: in order.

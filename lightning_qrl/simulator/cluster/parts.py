@@ -18,7 +18,7 @@ class Samplers:
         prefill_tokens_per_second: at which a slot reads a prefix again when the weights change in
             mid-completion; inf: it need not.
         gpus: of the pool.
-        price: of a GPU-hour.
+        price: dollars of a GPU-hour.
 
     Raises:
         ValueError: a value is out of range.
@@ -52,7 +52,7 @@ class Trainers:
         tokens_per_second: of each; inf: only the overhead counts.
         overhead: seconds of an optimizer step whatever its batch.
         gpus: of each.
-        price: of a GPU-hour.
+        price: dollars of a GPU-hour.
 
     Raises:
         ValueError: a value is out of range, or a step would take no time.

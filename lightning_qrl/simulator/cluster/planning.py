@@ -17,6 +17,7 @@ from lightning_qrl.simulator.closed_forms import critical_effective
 from lightning_qrl.simulator.cluster.measure import run
 from lightning_qrl.simulator.cluster.outcome import Outcome
 from lightning_qrl.simulator.cluster.settings import Cluster
+from lightning_qrl.simulator.cluster.workload import check_workload
 
 LEAST_STEPS = 20  # of a window that is judged
 
@@ -72,7 +73,8 @@ def largest_stable_staleness(cluster: Cluster, margin: float = 0.1) -> Headroom:
         margin: relative, of the effective mismatch; at least 0.
 
     Raises:
-        ValueError: the margin is impossible, or the window has too few steps to judge.
+        ValueError: the margin is impossible, the window has too few steps to judge, or the
+            search would take more than about two minutes.
     """
     if not 0 <= margin < math.inf:
         raise ValueError(f"margin must be at least 0, got {margin}")
@@ -93,6 +95,7 @@ def largest_stable_staleness(cluster: Cluster, margin: float = 0.1) -> Headroom:
     if tried[None].stable:
         largest = uncapped.staleness.largest
     else:
+        check_workload(cluster, len(caps).bit_length())
         good, bad = -1, len(caps)  # places in caps
         while bad - good > 1:
             middle = (good + bad) // 2

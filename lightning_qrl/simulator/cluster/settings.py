@@ -3,16 +3,16 @@
 Names are those of the asynchronous trainer (`asynchrony.settings`) where they mean the same. A
 version is the number of optimizer steps that made the weights; a phase of training takes one batch
 and makes ``updates`` optimizer steps on it. The defaults are an example: an 8B policy in BF16 on
-16 GPUs.
+16 GPUs whose samplers make a little more than the trainers take.
 """
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from lightning_qrl.simulator.cluster.checks import built, check_flags, check_numbers
+from lightning_qrl.simulator.cluster.checks import built, check_flags, check_numbers, written
 from lightning_qrl.simulator.cluster.lengths import Empirical, Lognormal
 from lightning_qrl.simulator.cluster.parts import YEAR, Samplers, Trainers, WeightSync
 from lightning_qrl.simulator.constants import POST, Learning
@@ -71,11 +71,11 @@ class Cluster:
     trainers: Trainers = Trainers()
     lengths: Lognormal | Empirical = Lognormal()
     group_size: int = 16
-    batch: int = 32
+    batch: int = 64
     updates: int = 1
     queue_depth: int | None = 1
     when_full: WhenFull = "wait"
-    max_staleness: int | None = 8
+    max_staleness: int | None = 2
     weight_sync_every: int = 1
     in_flight_update: bool = False
     weights: WeightSync = WeightSync()
@@ -92,7 +92,7 @@ class Cluster:
         check_flags(self, "in_flight_update")
         if self.when_full not in get_args(WhenFull):
             raise ValueError(
-                f"when_full is {' or '.join(get_args(WhenFull))}, got {self.when_full}"
+                f"when_full is {' or '.join(get_args(WhenFull))}, got {written(self.when_full)}"
             )
         if not self.samplers:
             raise ValueError("samplers is empty; give at least one pool")
@@ -113,7 +113,7 @@ class Cluster:
         if cap is not None and oldest > cap:
             raise ValueError(
                 f"weight_sync_every={self.weight_sync_every} leaves the samplers with weights that "
-                f"are {oldest} versions old, more than max_staleness={cap}; lower the one or raise "
+                f"are up to {oldest} behind, more than max_staleness={cap}; lower the one or raise "
                 "the other"
             )
         if cap is not None and 0 < cap < self.updates:
@@ -171,6 +171,13 @@ class Cluster:
         cluster: Cluster = built(cls, made)
         return cluster
 
+    def to_mapping(self) -> dict[str, Any]:
+        """All settings as plain values of which `from_mapping` makes this cluster."""
+        made = asdict(self)
+        pools = made["samplers"]
+        plain: dict[str, Any] = _plain({**made, "samplers": pools[0] if len(pools) == 1 else pools})
+        return plain
+
 
 def _check_learning(learning: Learning) -> None:
     ranges = {field.name: (0.0, 1e9) for field in fields(Learning)}
@@ -180,6 +187,15 @@ def _check_learning(learning: Learning) -> None:
         check_numbers(learning, ranges)
     except ValueError as error:
         raise ValueError(f"learning.{error}") from None
+
+
+def _plain(value: Any) -> Any:
+    """For JSON, which has no infinity and no tuples."""
+    if isinstance(value, dict):
+        return {key: _plain(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in value]
+    return "inf" if value == math.inf else value
 
 
 def _lengths(values: Any) -> Any:

@@ -14,11 +14,13 @@ the queue is dropped, completions begin. `asynchrony.schedule` has the same orde
 reproduces its every phase where both describe the same.
 
 There is one event for a completion, and none for a token, nor for a sampler at a sync: which
-version sampled which token follows from the times of the syncs. Where a sync costs reading time,
-a completion finds out at its end that it has to go on for longer.
+version sampled which token follows from the times of the syncs, which a completion looks through at
+its end. Where a sync costs reading time, it finds out then that it has to go on for longer. So work
+grows with completions, and with slots times syncs where weights change in mid-flight.
 
 Deviations from real clusters: a slot is as fast whatever the others do; samplers go on while they
-load weights; prompts cost nothing to read the first time; lengths do not change as the policy does.
+load weights; prompts cost nothing to read, nor to read again with a prefix; lengths do not change
+as the policy does.
 """
 
 from collections import deque

@@ -71,7 +71,7 @@ class Completion:
     at: int
     done: int = 0
     begun: int = 0
-    spans: tuple[tuple[int, int], ...] = ()
+    spans: list[tuple[int, int]] = field(default_factory=list)
 
     def change_weights(self, syncs: Syncs, now: int, reading: float) -> None:
         """Take every version that came before ``now``, in mid-flight.
@@ -92,8 +92,8 @@ class Completion:
                 self.done += time - self.at
                 begun = -(-self.done * self.tokens // self.work)  # rounded up
                 if begun > self.begun:
-                    span = (syncs.versions[place - 1], begun - self.begun)
-                    self.spans, self.begun = (*self.spans, span), begun
+                    self.spans.append((syncs.versions[place - 1], begun - self.begun))
+                    self.begun = begun
             self.at = time + round(self.begun * reading)
         self.seen = last
 

@@ -7,6 +7,7 @@ import pytest
 from calibrations import FLOORS, TRUTH, constant, grid, run
 
 from lightning_qrl.errors import UserError
+from lightning_qrl.reports.calibration import calibration_text
 from lightning_qrl.simulator.calibrated import calibrate
 from lightning_qrl.simulator.calibrated.calibrate import prepare
 from lightning_qrl.simulator.calibrated.fit import fit
@@ -43,7 +44,10 @@ def covered(found, learning):
     true = {**vars(learning), **{f"floor/{plan}": value for plan, value in FLOORS.items()}}
     return {
         name: low <= true[name] <= high
-        for name, (low, high) in found.intervals.items()
+        for name, ends in found.intervals.items()
+        for low, high in [
+            (-np.inf if ends[0] is None else ends[0], np.inf if ends[1] is None else ends[1])
+        ]
         if name in true
     }
 
@@ -52,6 +56,8 @@ def test_runs_without_drift_have_none_and_say_so(quiet):
     assert not any(part.taken for part in quiet.parts.values())
     assert quiet.learning.gain == quiet.learning.feedback == quiet.learning.drift_cost == 0
     assert quiet.notes[0].startswith("drift: not identified")
+    assert quiet.notes[-1].startswith("seeds: 16 runs share 2, and runs of one seed see the same")
+    assert quiet.notes[-1].endswith("; the intervals rest on so few as 2")
     assert "no limit of stability" in quiet.notes[0]
     assert sum(covered(quiet, TRUTH).values()) >= 6  # of 8, each right 95 times in 100
     assert quiet.goodness["mismatch"].r2_of_curve > 0.85
@@ -70,8 +76,20 @@ def test_what_is_not_fitted_is_the_posts_and_times_are_medians(quiet):
     plan = quiet.plans["nvfp4"]
     assert (plan.sampling_seconds, plan.update_seconds) == (0.5, 0.25)
     assert plan.seconds_per_token == 0.005
-    assert quiet.domain.batch == (8, 8)
+    measured = np.mean([r.mismatch for r in grid() if r.recipe == "nvfp4" and r.synchronous])
+    assert plan.measured_floor == pytest.approx(measured)
+    assert (quiet.domain.batch, quiet.domain.group_size, plan.tokens) == ((8, 8), 4, 100)
     assert (quiet.domain.runs, quiet.domain.settings, quiet.domain.largest_lag) == (16, 8, 6)
+
+
+def test_a_clock_that_did_not_run_says_nothing():
+    stopped = [replace(run, sampling_seconds=(0.0,) * len(run.lags)) for run in grid(steps=12)]
+    plan = calibrate(stopped).plans["bf16"]
+    assert (plan.sampling_seconds, plan.seconds_per_token, plan.update_seconds) == (
+        None,
+        None,
+        0.25,
+    )
 
 
 def test_a_wrong_structure_has_a_bad_error_on_what_was_left_out(quiet):
@@ -130,3 +148,24 @@ def test_a_run_that_cannot_be_used_is_refused():
         replace(one, reward=(float("nan"), *one.reward[1:]))
     with pytest.raises(UserError, match="lags of 30 steps, mismatch of 30 and rewards of 29"):
         replace(one, reward=one.reward[1:])
+    with pytest.raises(UserError, match=r"has a mismatch of -0.001, and .* never negative"):
+        replace(one, mismatch=(-1e-3, *one.mismatch[1:]))
+
+
+@pytest.mark.parametrize("what", ["mismatch", "reward"])
+def test_runs_that_are_one_number_are_refused(what):
+    runs = [replace(r, **{what: (0.25,) * 30}) for r in grid(seeds=(0,))]
+    with pytest.raises(UserError, match=f"the {what} of all runs is 0.25 at every step"):
+        calibrate(runs)
+
+
+def test_the_text_says_which_ends_were_not_found_and_leaves_out_no_rival(quiet):
+    ends = {"mismatch_limit": (31.5, None), "reward_rate": (None, 0.5), "reward_start": (0.0, None)}
+    text = calibration_text(replace(quiet, intervals={**quiet.intervals, **ends}))
+    rows = {line.split()[0]: line for line in text.splitlines() if line}
+    assert "> 31.5" in rows["mismatch_limit"]
+    assert "< 0.5" in rows["reward_rate"]
+    assert "not found" in rows["reward_start"]
+    settings, lags = (line for line in text.splitlines() if "left out  " in line and "R²" in line)
+    assert "R² by the same lag" in settings
+    assert "same lag" not in lags

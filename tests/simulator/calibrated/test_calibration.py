@@ -33,10 +33,13 @@ def broken(text, change):
         (lambda v: v["learning"].pop("half"), "keys are missing or unknown"),
         (lambda v: v.update(more=1), "keys are missing or unknown"),
         (lambda v: v["learning"].update(half="x"), "learning.half: Input should be a valid number"),
-        (lambda v: v["learning"].update(half=0.0), "learning.half is above 0"),
-        (lambda v: v["learning"].update(gain=-1.0), "learning.gain is a number of at least 0"),
-        (lambda v: v["plans"]["bf16"].update(floor=-1.0), "plans.bf16.floor is a number"),
         (lambda v: v.update(format=2), "format 2, and 1 is what is read"),
+        (lambda v: v.update(plans={}), "plans is empty"),
+        (lambda v: v.update(parts={}), "parts must be settling, erosion, drift, got "),
+        (lambda v: v["parts"].pop("drift"), "parts must be settling, erosion, drift, got settling"),
+        (lambda v: v.update(reference={}), "goodness and reference must be of the same kinds"),
+        (lambda v: v["domain"].update(batch=[9, 1]), "domain.batch is the fewest groups and the"),
+        (lambda v: v["learning"].update(reward_start=2.0), "reward_start must be below learning."),
     ],
 )
 def test_a_wrong_file_is_one_line_with_its_name(found, change, says):
@@ -45,6 +48,57 @@ def test_a_wrong_file_is_one_line_with_its_name(found, change, says):
     assert str(caught.value).startswith("c.json: ")
     assert says in str(caught.value)
     assert "write it anew with qrl simulate --calibrate" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        *[(f"learning.{name}", -1.0) for name in ("gain", "staleness_scale", "reward_noise")],
+        *[(f"learning.{name}", 0.0) for name in ("half", "mismatch_limit", "decay", "divergence")],
+        ("learning.staleness_power", 1e6),
+        ("learning.staleness_scale", 1e300),
+        ("learning.reward_rate", 1.5),
+        ("learning.reward_ceiling", 1e300),
+        ("settling", -5.0),
+        ("erosion", 1e308),
+        ("erosion_power", 1e9),
+        ("plans.bf16.floor", -1.0),
+        ("plans.bf16.sampling_seconds", 0.0),
+        ("plans.bf16.update_seconds", -1.0),
+        ("plans.nvfp4.tokens", 0.0),
+        ("domain.group_size", 0),
+        ("domain.steps", 0),
+        ("domain.largest_lag", -1.0),
+        ("parts.drift.fall", float("nan")),
+        ("goodness.reward.rmse", float("inf")),
+        ("learning.gain", float("nan")),
+    ],
+)
+def test_an_impossible_number_is_named(found, place, value):
+    def change(values):
+        *path, last = place.split(".")
+        for key in path:
+            values = values[key]
+        assert last in values
+        values[last] = value
+
+    with pytest.raises(UserError) as caught:
+        Calibration.from_json(broken(found.to_json(), change), "c.json")
+    assert str(caught.value).startswith(f"c.json: {place} ")
+    assert "write it anew" in str(caught.value)
+
+
+def test_the_largest_numbers_that_are_read_do_not_overflow(found):
+    """What no fit finds may be absurd; it is never a traceback, nor NaN."""
+
+    def change(values):
+        values["learning"].update(staleness_scale=1e9, staleness_power=10.0, mismatch_limit=1e-12)
+        values["learning"].update(gain=1e9, feedback=1e9, drift_cost=1e9, reward_rate=1.0)
+        values.update(settling=10.0, erosion=1e3, erosion_power=100.0)
+
+    absurd = Calibration.from_json(broken(found.to_json(), change), "c.json")
+    made = predict(absurd, "bf16", [[1000.0, 0.0]] * 30)
+    assert np.isfinite([*made.mismatch, *made.drift, *made.reward]).all()
 
 
 def test_a_file_that_is_no_json_is_refused():

@@ -18,6 +18,8 @@ from lightning_qrl.simulator.cluster import (
     from_asynchrony,
     run,
 )
+from lightning_qrl.simulator.cluster.measure import TOY
+from lightning_qrl.simulator.constants import POST
 
 AT_ONCE = WeightSync(parameters=0, latency=0)
 
@@ -276,16 +278,20 @@ def test_a_cluster_without_a_step_says_why(changes, says):
 def test_a_run_without_end_is_cut(monkeypatch):
     monkeypatch.setattr("lightning_qrl.simulator.cluster.system.COMPLETIONS", 50)
     monkeypatch.setattr("lightning_qrl.simulator.cluster.measure.COMPLETIONS", 50)
-    outcome = run(cluster(duration=None, steps=10**6))
+    outcome = run(cluster(duration=None, steps=10**5))
     assert outcome.stopped == "completions"
     assert outcome.rollouts.started == 50
     assert any("stopped after 50 completions" in note for note in outcome.notes)
 
 
 def test_a_cap_that_nothing_reaches_is_noted():
-    assert run(cluster(max_staleness=1)).notes == ()
-    (note,) = run(cluster(max_staleness=9)).notes
+    assert run(cluster(max_staleness=1)).notes == (TOY,)
+    note, toy = run(cluster(max_staleness=9)).notes
     assert "max_staleness=9 was never reached: the oldest rollout was 1" in note
+    assert toy == TOY
+    assert run(cluster(max_staleness=9, duration=9.0)).notes == ()  # no phase, no step
+    of = replace(POST.learning, gain=5.0)
+    assert TOY not in run(cluster(learning=of)).notes
 
 
 def test_every_setting_is_tried_on_the_same_work():

@@ -52,6 +52,19 @@ def measured(cluster):
     return sum(age * count for p in late for age, count in p.ages) / (len(late) * cluster.batch)
 
 
+def test_applied_compute_s_mean_staleness_of_few_samplers():
+    # One step's completions at a time: the age is about 2, and rho's share of it counts.
+    lengths = Lognormal(mean=1000, spread=0.5, limit=10**6)
+    for rho in (0.3, 0.6):
+        cluster = trained(
+            rho, slots=64, lengths=lengths, batch=8, group_size=8, queue_depth=1,
+            when_full="drop_oldest", steps=1000,
+        )  # fmt: skip
+        tail = longest(lengths, 8)
+        expected = mean_staleness(concurrency=64, batch=64, tail=tail, rho=rho, queue=1)
+        assert measured(cluster) == pytest.approx(expected, abs=0.06)
+
+
 @pytest.mark.parametrize(("rho", "depth"), [(0.5, 1), (0.6, 1), (1.5, 1), (1.5, 2), (3.0, 3)])
 def test_applied_compute_s_mean_staleness(rho, depth):
     lengths = Lognormal(mean=1000, spread=0.5, limit=10**6)

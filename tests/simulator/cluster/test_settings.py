@@ -1,5 +1,6 @@
 """What a cluster refuses, in one line that names the key; what plain values make of it."""
 
+import json
 import math
 
 import pytest
@@ -42,6 +43,15 @@ def test_plain_values_make_what_classes_make():
     assert Cluster.from_mapping({}) == Cluster()
 
 
+def test_a_mapping_there_and_back():
+    for of in (
+        Cluster(),
+        Cluster(samplers=(Samplers(), Samplers(slots=3)), queue_depth=None),
+        Cluster(lengths=Empirical(values=(3, 5)), in_flight_update=True, target_reward=0.5),
+    ):
+        assert Cluster.from_mapping(json.loads(json.dumps(of.to_mapping(), allow_nan=False))) == of
+
+
 def test_lengths_from_a_list_and_from_a_file(tmp_path):
     assert Cluster.from_mapping({"lengths": {"values": [3, 5]}}).lengths == Empirical(values=(3, 5))
     (tmp_path / "json").write_text("[3, 5]")
@@ -81,7 +91,11 @@ def test_the_time_of_a_sync():
         ({"learning": {"half": 0}}, "learning.half must be at least"),
         ({"learning": {"gain": NAN}}, "learning.gain must be"),
         ({"batch": 0}, "batch must be at least 1"),
-        ({"batch": True}, "batch is a whole number"),
+        ({"batch": True}, "batch is a whole number, got true"),
+        ({"batch": None}, "batch is a whole number, got null"),
+        ({"when_full": None}, "when_full is wait or drop_oldest, got null"),
+        ({"duration": "inf"}, "duration must be .* got inf"),
+        ({"group_size": "inf"}, "group_size is a whole number, got inf"),
         ({"bacth": 3}, "bacth is unknown; did you mean batch"),
         ({"queue_depth": 0}, "queue_depth must be at least 1"),
         ({"when_full": "panic"}, "when_full is wait or drop_oldest"),
@@ -89,7 +103,7 @@ def test_the_time_of_a_sync():
         ({"in_flight_update": "yes"}, "in_flight_update is true or false"),
         ({"max_staleness": -1}, "max_staleness must be at least 0"),
         ({"max_staleness": 2, "updates": 3}, "max_staleness=2 is less than the 3 updates"),
-        ({"max_staleness": 2, "weight_sync_every": 4}, "weights that are 3 versions old"),
+        ({"max_staleness": 2, "weight_sync_every": 4}, "weights that are up to 3 behind"),
         ({"samplers": {"prefill_tokens_per_second": 9}}, "does nothing without in_flight_update"),
         ({"samplers": {"tokens_per_second": math.inf}, "queue_depth": None}, "without end"),
         ({"duration": None}, "steps or duration must be set"),
