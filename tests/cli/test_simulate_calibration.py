@@ -157,7 +157,7 @@ BAD = [
     ([*CLUSTER, "trainers=5"], "trainers is a mapping"),
     ([*CLUSTER, "samplers.slots=many"], "samplers.slots is a whole number"),
     (["--cluster", "--calibration", "c.json"], "--calibration: give plan=NAME"),
-    (["--cluster", "--calibration", "c.json", "plan=odd"], "trainers.tokens_per_second is not known"),
+    (["--cluster", "--calibration", "c.json", "plan=odd"], "tokens_per_second is not known"),
 ]  # fmt: skip
 
 
