@@ -167,5 +167,7 @@ def _pair(form: str, a: float, b: float) -> tuple[str, str, str]:
 def _ended(summary: Summary) -> str:
     if summary.why_no_step is not None:
         return "no step"
+    if not says_stability(summary):
+        return "not known"
     step = summary.diverged_at_step
     return "no" if step is None else f"at step {step}"

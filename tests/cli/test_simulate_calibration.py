@@ -1,6 +1,7 @@
 """`qrl simulate` with a calibration: against the equations, and fitted to runs in MLflow."""
 
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -129,6 +130,8 @@ def test_without_drift_nothing_is_said_of_stability(here):
     assert read(*FITTED)["critical_effective"] is None
     swept = printed(*FITTED, "--sweep", "max_staleness=1..2")
     assert "stable      no limit of stability follows" in swept
+    compared = printed(*FITTED[:2], "--compare", "plan=four", "plan=bf16")
+    assert re.search(r"^diverged +not known +not known$", compared, re.MULTILINE)
     with pytest.raises(UserError, match="--margin: the calibration does not identify drift"):
         printed("--cluster", *FITTED, "--margin", "0.1")
 
