@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from mlflow import MlflowClient
+from refusals import refusal
 
 from lightning_qrl import cli
 
@@ -26,22 +27,7 @@ def here(tmp_path, monkeypatch) -> Path:
 
 @pytest.fixture
 def refused(here, monkeypatch, capfd):
-    """Runs `qrl` with arguments that it must refuse; gives the line."""
-
-    def run(*arguments: str) -> str:
-        before = sorted(here.rglob("*"))
-        monkeypatch.setattr(sys, "argv", ["qrl", *arguments])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        out, err = capfd.readouterr()
-        assert end.value.code == 2, err
-        assert out == ""
-        (line,) = err.splitlines()
-        assert line.startswith("qrl: ")
-        assert sorted(here.rglob("*")) == before
-        return line.removeprefix("qrl: ")
-
-    return run
+    return refusal(here, monkeypatch, capfd)
 
 
 FIT = ["fit", "--recipe", "4bitter.yaml", RANDOM]

@@ -3,8 +3,7 @@
 import sys
 
 import pytest
-
-from lightning_qrl import cli
+from refusals import refusal
 
 
 @pytest.fixture
@@ -15,20 +14,7 @@ def refused(tmp_path, monkeypatch, capfd):
     (tmp_path / "pools.yaml").write_text("samplers: [{slots: 3}]\n")
     (tmp_path / "latin.json").write_bytes(b"\xff\xfe")
 
-    def run(*arguments: str) -> str:
-        before = sorted(tmp_path.rglob("*"))
-        monkeypatch.setattr(sys, "argv", ["qrl", "simulate", *arguments])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        out, err = capfd.readouterr()
-        assert end.value.code == 2, err
-        assert out == ""
-        (line,) = err.splitlines()
-        assert line.startswith("qrl: ")
-        assert sorted(tmp_path.rglob("*")) == before
-        return line.removeprefix("qrl: ")
-
-    return run
+    return refusal(tmp_path, monkeypatch, capfd, "simulate")
 
 
 SETTINGS = [

@@ -52,9 +52,10 @@ def run(cluster: Cluster) -> Outcome:
     of = learned([phase.ages for phase in ended], cluster.updates, cluster.floor, cluster.learning)
     gpus, rate = _gpus(cluster)
     hours = seconds / 3600
+    assert system.stopped is not None, "a system is measured when it has run"
     return Outcome(
         seconds=seconds,
-        stopped=system.stopped,  # type: ignore[arg-type]
+        stopped=system.stopped,
         why_no_step=None if steps else _why_no_step(cluster, system),
         notes=_notes(cluster, system),
         steps=steps,

@@ -30,6 +30,7 @@ from simpy.events import Timeout
 
 from lightning_qrl.simulator.cluster.clock import SECOND, Clock
 from lightning_qrl.simulator.cluster.lengths import Stream
+from lightning_qrl.simulator.cluster.outcome import Stopped
 from lightning_qrl.simulator.cluster.settings import Cluster
 from lightning_qrl.simulator.cluster.station import Station
 from lightning_qrl.simulator.cluster.trainer import Trainer
@@ -60,7 +61,8 @@ class System:
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster, self._clock = cluster, Clock()
-        self.now, self.stopped = 0, ""
+        self.now = 0
+        self.stopped: Stopped | None = None
         self.flight, self.waiting = Station(), Station()
         self.queue: list[Group] = []
         self.groups: set[Group] = set()
@@ -91,7 +93,7 @@ class System:
         self.flight.close(self.now, (group.start for group in self.groups))
         self.waiting.close(self.now, (group.end for group in self.queue))
 
-    def _stop(self, why: str) -> None:
+    def _stop(self, why: Stopped) -> None:
         if not self._done.triggered:
             self.stopped = why
             self._done.succeed()
